@@ -6,8 +6,8 @@
 Task, data folder and subsets are the checkpoint's own. One teacher-forced pass gives the exact match, the token
 accuracy and the cross entropy of every subset. fairseq-validate logs the same as accuracy, token_accuracy and nll_loss.
 Further rows have these numbers by type of example, and by the number of words in the target (for classifiers and
-labels of words: in the source). For language models the table has tokens, perplexities, and bits per character and
-byte.
+labels of words: in the source). Of subwords the plain text is counted, in words or in characters as --length-unit of
+the data. For language models the table has tokens, perplexities, and bits per character and byte.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from fairseq import utils
 
 import fairseq_sg.plugin  # noqa: F401
-from fairseq_sg.analysis.accuracy import lengths, natural, right_tokens
+from fairseq_sg.analysis.accuracy import natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.checkpoint} ({loaded.arch}) on {loaded.data}", *table(subsets, loaded), sep="\n")
     if args.json:
         facts = {"checkpoint": args.checkpoint, "arch": loaded.arch, "data": loaded.data}
+        unit = unit_of_lengths(subsets, loaded)
+        facts |= {} if unit == "words" else {"length_unit": unit}
         write_json(args.json, facts | {"model_overrides": args.model_overrides, "subsets": subsets})
         print(f"written: {args.json}")
 
@@ -125,7 +127,9 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     told = SENTENCE_COLUMNS if loaded.has_decoder or loaded.labels_words else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)
     found = summary(of_each, told)
-    parts = {"types": by_type(loaded, name), "lengths": {} if loaded.reads_images else by_length(loaded, dataset)}
+    parts = {"types": by_type(loaded, name)}
+    if not loaded.reads_images:
+        parts["lengths"] = by_length(loaded.lengths(name, dataset, side_of_lengths(loaded)))
     for kind, members in parts.items():
         if members:
             found[kind] = {part: summary(of_each[:, chosen], told) for part, chosen in members.items()}
@@ -192,32 +196,33 @@ def by_type(loaded: Loaded, subset: str) -> dict[str, np.ndarray]:
     return {name: chosen for name, chosen in members.items() if chosen.any()}
 
 
-def of_targets(loaded: Loaded) -> bool:
-    """Whether lengths are those of targets."""
-    return loaded.has_decoder and not loaded.labels_words
+def side_of_lengths(loaded: Loaded) -> str:
+    """The side whose lengths are counted: "target", or "source" for classifiers and labels of words."""
+    return "target" if loaded.has_decoder and not loaded.labels_words else "source"
 
 
-def by_length(loaded: Loaded, dataset: Any) -> dict[str, np.ndarray]:
-    """The sentences of at most ``BUCKETS`` ranges of lengths, about as many in each, bool (S,); empty for one range.
-
-    Words in the target are counted, of a classifier those in the source.
-    """
-    words = lengths(loaded, dataset, "target_length" if of_targets(loaded) else "source_length")
-    ends = np.unique(words)
+def by_length(lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """The sentences of at most ``BUCKETS`` ranges of lengths, about as many in each, bool (S,); empty for one range."""
+    ends = np.unique(lengths)
     if len(ends) > BUCKETS:
-        ends = np.unique(np.quantile(words, np.arange(1, BUCKETS + 1) / BUCKETS, method="inverted_cdf"))
-    buckets = np.searchsorted(ends, words)
+        ends = np.unique(np.quantile(lengths, np.arange(1, BUCKETS + 1) / BUCKETS, method="inverted_cdf"))
+    buckets = np.searchsorted(ends, lengths)
     members = [buckets == number for number in range(len(ends))]
-    ranges = [sorted({int(words[chosen].min()), int(words[chosen].max())}) for chosen in members]
+    ranges = [sorted({int(lengths[chosen].min()), int(lengths[chosen].max())}) for chosen in members]
     named = {"-".join(map(str, ends)): chosen for ends, chosen in zip(ranges, members, strict=True)}
     return named if len(named) > 1 else {}
+
+
+def unit_of_lengths(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> str:
+    """``Loaded.length_unit``; "words" where there are no rows by length."""
+    return loaded.length_unit if any("lengths" in found for found in subsets.values()) else "words"
 
 
 def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
     """The lines that are printed: the subsets, then their parts by type, then by length."""
     rows = [(name, "all", found) for name, found in subsets.items()]
-    side = "target" if of_targets(loaded) else "source"
-    for kind, label in (("types", "{}"), ("lengths", f"{side} of {{}} words")):
+    unit = unit_of_lengths(subsets, loaded)
+    for kind, label in (("types", "{}"), ("lengths", f"{side_of_lengths(loaded)} of {{}} {unit}")):
         rows += [
             (name, label.format(part), values)
             for name, found in subsets.items()

@@ -50,6 +50,7 @@ LAYERS = {
         "fairseq_sg.ranges",
         "fairseq_sg.errors",
         "fairseq_sg.files",
+        "fairseq_sg.lengths",
         "fairseq_sg.tables",
     ),
 }

@@ -2,11 +2,12 @@
 
 An output is right if all its words are, including the end symbol, in one teacher-forced pass. This is the ``accuracy``
 of training and fairseq-validate, and the exact match of greedy decoding. Lengths count words, without begin and end
-symbols. Types are those of --accuracy-by types, sorted by the numbers in their names.
+symbols. Of subwords they count the plain text, in words or in characters as --length-unit of the data. Types are those
+of --accuracy-by types, sorted by the numbers in their names.
 
-OUT.npz has SUBSET.right (bool) and SUBSET.group (the length, or the type's number in OUT.json's list) for
-every sentence. OUT.json has the counts. The picture, OUT.png, shades the lengths of training, and shows the
-number of sentences per point.
+OUT.npz has SUBSET.right (bool) and SUBSET.group (the length, or the type's number in OUT.json's list) for every
+sentence. OUT.json has the counts, and length_unit where that is not words. The picture, OUT.png, shades the lengths of
+training, and shows the number of sentences per point.
 
 Several checkpoints, NAME=CHECKPOINT each, are compared in one picture. Those of one NAME are seeds of one model:
 the picture has their mean, and a band from minimum to maximum. A checkpoint without a name belongs to the model
@@ -38,7 +39,8 @@ from fairseq_sg.tables import aligned
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BY = {"source_length": "words in the source", "target_length": "words in the target", "type": "type of example"}
+#: The groups of --by -> their name in the picture.
+BY = {"source_length": "{unit} in the source", "target_length": "{unit} in the target", "type": "type of example"}
 
 
 #: The kinds of models that are accepted.
@@ -73,7 +75,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         if args.by == "type":
             groups = types(loaded, name, result.facts["types"])
         else:
-            groups = lengths(loaded, dataset, args.by)
+            groups = loaded.lengths(name, dataset, args.by.removesuffix("_length"))
         groups = groups[: len(right)]
         result.arrays |= {f"{name}.right": right, f"{name}.group": groups}
         table = tabulate(right, groups, result.facts.get("types"))
@@ -90,6 +92,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     if args.by != "type":
         trained = loaded.trained_lengths(args.by.removesuffix("_length"))
         result.facts |= {"training": list(trained)} if trained else {}
+        result.facts |= {} if loaded.length_unit == "words" else {"length_unit": loaded.length_unit}
     return result
 
 
@@ -123,16 +126,6 @@ def words(loaded: Loaded, target: Tensor) -> list[Any]:
     dictionary = loaded.task.target_dictionary
     without = {dictionary.pad(), dictionary.bos(), dictionary.eos()}
     return [[dictionary[token] for token in row if token not in without] for row in target.tolist()]
-
-
-def lengths(loaded: Loaded, dataset: Any, by: str) -> np.ndarray:
-    """The number of words in every source or target, int64 (sentences,)."""
-    side, sizes, dictionary = {
-        "source_length": ("source", dataset.src_sizes, loaded.task.source_dictionary),
-        "target_length": ("target", dataset.tgt_sizes, loaded.task.target_dictionary),
-    }[by]
-    symbols = np.isin(dataset[0][side].numpy(), [dictionary.bos(), dictionary.eos()]).sum()
-    return np.asarray(sizes, dtype=np.int64) - symbols
 
 
 def types(loaded: Loaded, subset: str, names: list[str]) -> np.ndarray:
@@ -179,7 +172,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     for model, seeds in measured.items():
         subsets: dict[str, dict[str, list[float]]] = {}
         for number, result in enumerate(seeds, 1):
-            common = {key: result.facts[key] for key in ("by", "types") if key in result.facts}
+            common = {key: result.facts[key] for key in ("by", "length_unit", "types") if key in result.facts}
             common["sentences"] = sentences_of(result.facts["subsets"])
             # Unknown where the folder of the training is gone.
             trained = result.facts.get("training", training)
@@ -239,4 +232,5 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
             }
         }
     sentences = facts["sentences"] if "models" in facts else sentences_of(facts["subsets"])
-    return {"": plots.accuracies(models, BY[args.by], facts.get("training"), facts.get("types"), sentences)}
+    label = BY[args.by].format(unit=facts.get("length_unit", "words"))
+    return {"": plots.accuracies(models, label, facts.get("training"), facts.get("types"), sentences)}

@@ -6,6 +6,7 @@ import os
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 import fairseq_sg.plugin  # noqa: F401
 from data_prep.sort_of_clevr.questions import words_of
+from data_prep.subwords import SPACE
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import not_registered, option_names, read, values
@@ -28,6 +30,8 @@ from fairseq_sg.command_line import kinds_of
 from fairseq_sg.criterions.cross_entropy_orthogonality import best
 from fairseq_sg.criterions.oracle_length import given_length
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import read_manifest
+from fairseq_sg.lengths import has_plain_text, plain_lengths, unit_of
 from fairseq_sg.models.labels import labels_words
 from fairseq_sg.ranges import check_type
 from fairseq_sg.registry import UnknownName
@@ -80,10 +84,55 @@ class Loaded:
 
     def trained_lengths(self, side: str) -> tuple[int, int] | None:
         """The least and most words of a ``side``, "source" or "target", in training, of all its folders; None where
-        they are gone.
+        they are gone. The unit is ``length_unit``.
         """
-        sizes = self._sizes(self.trained_on, self.task.cfg.train_subset, side) - 1  # without the end symbol
+        subset = self.task.cfg.train_subset
+        if self._plain:
+            folders = utils.split_paths(self.trained_on)
+            if not all(map(has_plain_text, folders)):
+                return None
+            sizes = np.concatenate([self.plain_lengths(folder, subset, side) for folder in folders])
+        else:
+            sizes = self._sizes(self.trained_on, subset, side) - 1  # without the end symbol
         return (int(sizes.min()), int(sizes.max())) if len(sizes) else None
+
+    @cached_property
+    def _plain(self) -> bool:
+        return has_plain_text(utils.split_paths(self.data)[0])
+
+    @cached_property
+    def length_unit(self) -> str:
+        """What lengths count: words or characters; of subwords without their plain text, pieces."""
+        if self._plain:
+            return unit_of(read_manifest(utils.split_paths(self.data)[0]))
+        return "pieces" if any(word.startswith(SPACE) for word in self.task.source_dictionary.symbols) else "words"
+
+    def lengths(self, name: str, dataset: Any, side: str) -> np.ndarray:
+        """The length of every sentence of a subset on a ``side``, "source" or "target", in ``length_unit``, without
+        begin and end symbols, int64 (sentences,).
+
+        Raises UsageError where the plain text of subwords is not that of the subset.
+        """
+        if self._plain:
+            folder = utils.split_paths(self.data)[0]
+            found = self.plain_lengths(folder, name, side)
+            if len(found) != len(dataset):
+                raise UsageError(
+                    f"the plain text of the subset {name!r} in {folder}/raw has {len(found):,} lines for "
+                    f"{len(dataset):,} sentences: prepare the folder again with `python -m data_prep`"
+                )
+            return found
+        sizes, dictionary = {
+            "source": (dataset.src_sizes, self.task.source_dictionary),
+            "target": (dataset.tgt_sizes, self.task.target_dictionary),
+        }[side]
+        symbols = np.isin(dataset[0][side].numpy(), [dictionary.bos(), dictionary.eos()]).sum()
+        return np.asarray(sizes, dtype=np.int64) - symbols
+
+    def plain_lengths(self, folder: str, subset: str, side: str) -> np.ndarray:
+        """The lengths of a subset's plain text in ``length_unit``, int64 (sentences,)."""
+        found = plain_lengths(folder, subset, getattr(self.task.cfg, f"{side}_lang"), self.length_unit)
+        return np.array(found, dtype=np.int64)
 
     def _sizes(self, data: str, subset: str, side: str) -> np.ndarray:
         """The tokens of every sentence in the files of some folders, with the end symbol."""

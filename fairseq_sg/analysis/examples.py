@@ -19,7 +19,6 @@ from fairseq.tasks import setup_task
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from fairseq_sg.analysis.accuracy import lengths
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import nearest
 from fairseq_sg.errors import UsageError
@@ -30,7 +29,7 @@ from fairseq_sg.tasks.streams import Text
 class Part(NamedTuple):
     """Examples with one of the source words ``where``, none of ``where_not``, one of the types, and one of the lengths.
 
-    Lengths are numbers of words in the source. What is empty does not restrict.
+    Lengths are those of sources (``Loaded.lengths``). What is empty does not restrict.
     """
 
     where: Sequence[str] = ()
@@ -101,7 +100,7 @@ class Examples:
             chosen &= np.isin(there, part.types)
         if part.lengths:
             self._refuse_other_inputs("--lengths")
-            chosen &= np.isin(lengths(self.loaded, self.dataset, "source_length"), part.lengths)
+            chosen &= np.isin(self.loaded.lengths(self.subset, self.dataset, "source"), part.lengths)
         if not chosen.any():
             raise UsageError(f"no example of {self.name} has --where, --where-not, --types and --lengths together")
         return chosen

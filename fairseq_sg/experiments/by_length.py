@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.parallel import LENGTHS
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import figures
 from fairseq_sg.experiments.plan import Plan, Trial
 from fairseq_sg.experiments.report import Table, as_text, markdown_table
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.lengths import plain_lengths, unit_of
 from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, read_lines
 
 # With fairseq, the root logger prints everything; these log every resampling and font.
@@ -93,19 +93,18 @@ class Score:
 def read_text(folder: Path, subsets: Sequence[str]) -> Text:
     """Reads references and lengths. Raises UsageError for a folder without them."""
     try:
-        request = json.loads((folder / "dataset.json").read_text("utf-8"))["request"]
+        manifest = json.loads((folder / "dataset.json").read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{folder / 'dataset.json'}: {error.strerror}: give a folder of data_prep") from None
-    unit = request.get("length_unit") or "words"
+    request, unit = manifest["request"], unit_of(manifest)
     references = {subset: read_lines(folder / "raw" / f"{subset}.plain.tgt") for subset in subsets}
-    sources = {subset: read_lines(folder / "raw" / f"{subset}.plain.src") for subset in subsets}
+    lengths = {subset: plain_lengths(folder, subset, "src", unit) for subset in subsets}
     for subset in subsets:
-        if len(sources[subset]) != len(references[subset]):
+        if len(lengths[subset]) != len(references[subset]):
             raise UsageError(
                 f"{folder}/raw/{subset}.plain.tgt: {len(references[subset]):,} lines, but {subset}.plain.src has "
-                f"{len(sources[subset]):,}: prepare the data again"
+                f"{len(lengths[subset]):,}: prepare the data again"
             )
-    lengths = {subset: [LENGTHS[unit](line) for line in lines] for subset, lines in sources.items()}
     # With --train-all, the limit is that of subsets, not of training.
     limit = 0 if request.get("train_all") else request.get("max_length") or 0
     return Text(references, lengths, unit, limit)

@@ -21,10 +21,11 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 
 from fairseq_sg.analysis import accuracy, load, plots, read_sentence, record
 from fairseq_sg.analysis.__main__ import main, named
+from fairseq_sg.analysis.examples import Part, open_examples
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.analysis.symbols import represent
 from fairseq_sg.errors import UsageError
-from helpers.analysis_models import CLASSIFIERS, GROUPS, TABLES
+from helpers.analysis_models import CLASSIFIERS, GROUPS, TABLES, checkpoint, subwords_folder
 
 
 @pytest.fixture
@@ -217,6 +218,38 @@ def test_accuracy_by_length(kind, by, side, loaded):
             str(length): expected[length] for length in sorted(expected)
         }
         assert f"{subset}: {100 * sum(right) / len(right):.2f} % of {len(right)} sentences" in result.summary
+
+
+@pytest.mark.parametrize("unit,limit", [("words", 4), ("characters", 15)])
+def test_lengths_of_subwords_are_those_of_their_text(unit, limit, tmp_path):
+    """Of their pieces without it."""
+    data = subwords_folder(tmp_path / "data", "--length-unit", unit, "--max-length", limit)
+    path = str(checkpoint(tmp_path / "model.pt", data, "softmax"))
+    args = Namespace(subset="valid,gen", by="source_length", batch_size=64, limit=None)
+    count = {"words": lambda line: len(line.split()), "characters": len}[unit]
+    model = load(path)
+    result = accuracy.measure(model, args)
+    lengths = {name: list(map(count, raw(model, name, "plain.src"))) for name in ("train", "valid", "gen")}
+    assert result.facts["training"] == [min(lengths["train"]), max(lengths["train"])]
+    assert max(lengths["train"]) == limit < min(lengths["gen"])
+    for name in ("valid", "gen"):
+        np.testing.assert_array_equal(result.arrays[f"{name}.group"], lengths[name])
+    assert result.facts.get("length_unit", "words") == unit
+    both = accuracy.combine({"a": [result], "b": [result]})
+    for found in (result, both):
+        assert accuracy.draw(found, args)[""].axes[-1].get_xlabel() == f"{unit} in the source"
+    chosen = open_examples(model, "gen").choose(Part(lengths=[limit + 1]))
+    np.testing.assert_array_equal(chosen, np.array(lengths["gen"]) == limit + 1)
+
+    file = data / "raw" / "gen.plain.src"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(UsageError, match="the plain text of the subset 'gen' in .*: prepare the folder again"):
+        accuracy.measure(load(path), args)
+    for file in (data / "raw").glob("*.plain.*"):
+        file.unlink()
+    result = accuracy.measure(load(path), args)
+    np.testing.assert_array_equal(result.arrays["gen.group"], [len(line.split()) for line in raw(model, "gen", "src")])
+    assert result.facts["length_unit"] == "pieces" and max(result.facts["training"]) > 6
 
 
 def by_group(groups, right) -> dict:

@@ -6,16 +6,13 @@ import json
 import math
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fairseq")
 
 import numpy as np
-import torch
 from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
 from fairseq_sg import evaluate, files
@@ -96,34 +93,26 @@ def test_parts_of_a_subset_add_up(kind, saved, evaluated):
 def test_many_lengths_are_ranges_of_about_as_many_sentences():
     draw = np.random.default_rng(0)
     for words in (draw.integers(2, 60, 999), np.repeat([1, 30], [900, 20]), np.r_[np.ones(500, int), 2:40]):
-        dataset = [{"target": sentence(3)}]
-        lengths = evaluate.by_length(any_model(), Sized(dataset, words + 1))
+        lengths = evaluate.by_length(words)
         assert 1 < len(lengths) <= evaluate.BUCKETS
         assert np.array_equal(np.sum(list(lengths.values()), 0), np.ones(len(words)))
         ends = [tuple(map(int, name.split("-"))) for name in lengths]
         assert all(before[-1] < after[0] for before, after in zip(ends, ends[1:]))
         for (low, *high), members in zip(ends, lengths.values(), strict=True):
             assert (words[members].min(), words[members].max()) == (low, *(high or [low]))
-    assert evaluate.by_length(any_model(), Sized(dataset, np.full(9, 4))) == {}
+    assert evaluate.by_length(np.full(9, 4)) == {}
 
 
-class Sized(list):
-    """A dataset with lengths only."""
-
-    def __init__(self, items, sizes):
-        super().__init__(items)
-        self.src_sizes = self.tgt_sizes = sizes
-
-
-def sentence(count: int):
-    """A sentence with its end symbol."""
-    return torch.tensor([*range(4, 4 + count), 2])
-
-
-def any_model():
-    """A model with a decoder; other parts are unused."""
-    task = SimpleNamespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
-    return SimpleNamespace(has_decoder=True, labels_words=False, task=task)
+def test_lengths_of_subwords_are_those_of_their_text(tmp_path, evaluated):
+    data = analysis_models.subwords_folder(tmp_path / "data", "--length-unit", "characters", "--max-length", 12)
+    checkpoint = analysis_models.checkpoint(tmp_path / "model.pt", data, "softmax")
+    numbers, lines = evaluated(checkpoint, "--subset", "valid,gen")
+    for name in ("valid", "gen"):
+        text = (data / "raw" / f"{name}.plain.tgt").read_text().splitlines()
+        ranges = [tuple(map(int, part.split("-"))) for part in numbers["subsets"][name]["lengths"]]
+        assert (ranges[0][0], ranges[-1][-1]) == (min(map(len, text)), max(map(len, text)))
+    assert numbers["length_unit"] == "characters"
+    assert any(" characters " in line and "target of " in line for line in lines)
 
 
 def test_options_of_the_model_and_another_folder(saved, folders, evaluated):

@@ -77,6 +77,20 @@ def pairs_folder(folder: Path) -> Path:
     return folder
 
 
+def subwords_folder(folder: Path, *options: object) -> Path:
+    """Sentences of 2 to 6 words in pieces of SentencePiece, most words in several; targets are the words backwards."""
+    draw, sources = random.Random(0), folder.with_suffix(".src")
+    lines = [" ".join(draw.choices(("the", "cat", "dog", "sees", "hen"), k=draw.randint(2, 6))) for _ in range(300)]
+    lines = list(dict.fromkeys(lines))
+    sources.write_text("".join(f"{line}\n" for line in lines))
+    targets = folder.with_suffix(".tgt")
+    targets.write_text("".join(f"{line[::-1]}\n" for line in lines))
+    files = ["--src", sources, "--tgt", targets, "--valid-share", 0.2, "--test-share", 0.2]
+    arguments = ["parallel", *files, "--vocab-size", 14, *options, "--out", folder]
+    assert main(list(map(str, arguments))) == 0
+    return folder
+
+
 def ctlpp_folder(folder: Path) -> Path:
     """All single functions and all pairs of TABLES."""
     subsets: dict[str, list[Pair]] = {"train": [], "valid": [], "gen": []}
