@@ -59,8 +59,14 @@ def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The ``dataset.json`` of a data folder. Raises UsageError if it cannot be read."""
+    """The ``dataset.json`` of a data folder. Raises UsageError where there is none, or if it cannot be read."""
     path = os.path.join(folder, "dataset.json")
+    if not folder or not os.path.isfile(path):
+        what = "has no dataset.json" if os.path.isdir(folder) else "does not exist"
+        raise UsageError(
+            f"the data folder {folder or '(none was given)'} {what}: make it with `python -m data_prep` "
+            "(`python -m data_prep --help` lists the datasets)"
+        )
     try:
         with open(path, encoding="utf-8") as stream:
             found = json.load(stream)

@@ -32,6 +32,7 @@ from torch import Tensor
 from fairseq_sg import ranges
 from fairseq_sg.criterions.base import SGCriterion
 from fairseq_sg.errors import UsageError
+from fairseq_sg.files import read_manifest
 from fairseq_sg.generation import by_length
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
@@ -103,12 +104,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         if cls.generates_nothing and cfg.oracle_length:
             raise UsageError(f"--oracle-length is for outputs with an end symbol: leave it out of --task {cls.name}")
         for path in utils.split_paths(cfg.data or ""):
-            if not os.path.isfile(os.path.join(path, "dataset.json")):
-                what = "has no dataset.json" if os.path.isdir(path) else "does not exist"
-                raise UsageError(
-                    f"the data folder {path or '(none was given)'} {what}: make it with `python -m data_prep` "
-                    "(for instance: python -m data_prep scan --split length --cutoff 26 --out data-bin/scan26)"
-                )
+            read_manifest(path)  # raises for a folder of other data
             for flag, name in (("--source-lang", cfg.source_lang), ("--target-lang", cfg.target_lang)):
                 if name is not None and not os.path.isfile(os.path.join(path, f"dict.{name}.txt")):
                     raise UsageError(f"{flag} is {name}, and {path} has no dict.{name}.txt: leave the option out")

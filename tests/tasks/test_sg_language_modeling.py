@@ -363,8 +363,10 @@ def test_a_file_that_is_cut_off(folder, tmp_path, end, left):
 
 
 def test_folders_that_are_no_text(folder, tmp_path):
-    with pytest.raises(UsageError, match="dataset.json cannot be read"):
+    with pytest.raises(UsageError, match=f"the data folder {tmp_path} has no dataset.json: make it with `python -m"):
         make_task(tmp_path)
+    with pytest.raises(UsageError, match=f"the data folder {tmp_path}/none does not exist: make it with `python -m"):
+        make_task(tmp_path / "none")
     with pytest.raises(UsageError, match="is no text for language models: make one with `python -m data_prep text`"):
         make_task(copy(folder, tmp_path / "pairs", subsets={"train": {"size": 3}}))
     with pytest.raises(UsageError, match="takes one folder"):

@@ -204,7 +204,7 @@ def rewritten(folder: Path, tmp_path: Path, **entries) -> Path:
 
 
 def test_wrong_folders(folder, tmp_path):
-    with pytest.raises(UsageError, match="dataset.json cannot be read"):
+    with pytest.raises(UsageError, match=f"the data folder {tmp_path}/nothing does not exist: make it with"):
         task(tmp_path / "nothing")
     with pytest.raises(UsageError, match="takes one folder, not 'a:b'"):
         task(Path("a:b"))
