@@ -187,6 +187,15 @@ def test_several_positions_a_step_and_left_padding_after_reordering(case):
         torch.testing.assert_close(part, full[a:b], rtol=1e-6, atol=1e-7)
 
 
+def test_a_state_that_cannot_be_reordered_is_refused():
+    module = ATTENTION_REGISTRY["softmax"](8, 2, role="decoder")
+    state: dict[str, Any] = {}
+    module.extend = lambda q, k, v, state, context: (v, {"sums": (k, v)})
+    module(torch.randn(1, 2, 8), None, Context(state=state))
+    with pytest.raises(TypeError, match="tensors, batch first, and numbers: name each tensor"):
+        module.reorder_incremental_state(state, torch.tensor([1, 0]))
+
+
 @decoding_cases
 def test_decoding_after_reordering(case):
     """Beam search swaps, repeats and drops sentences between steps; each continues with its own past."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -257,9 +257,7 @@ class Attention(Mechanism, nn.Module):
         """Selects and orders the sentences of the decoding state; fairseq calls it in beam search."""
         state = incremental_state.get(self._state_key)
         if state is not None:
-            incremental_state[self._state_key] = {
-                name: x.index_select(0, new_order) if isinstance(x, Tensor) else x for name, x in state.items()
-            }
+            incremental_state[self._state_key] = {name: _selected(x, new_order) for name, x in state.items()}
 
     def _keys_and_values(self, source: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """k (B, H, M, D) and v (B, H, M, E) of the source, projected once for all steps of a repeated layer."""
@@ -306,6 +304,13 @@ class Attention(Mechanism, nn.Module):
 
     def extra_repr(self) -> str:
         return f"role={self.role}, heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+def _selected(x: Any, order: Tensor) -> Any:
+    """The sentences ``order`` of what a decoding state has under a name; numbers are those of all sentences."""
+    if isinstance(x, (tuple, list, dict)):
+        raise TypeError("the decoding state of an attention holds tensors, batch first, and numbers: name each tensor")
+    return x.index_select(0, order) if isinstance(x, Tensor) else x
 
 
 def unpacked(x: Tensor, packing: Packing | None) -> Tensor:

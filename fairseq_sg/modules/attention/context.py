@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_sg.modules.cpu.packing import Packing
 
-#: The decoding state of one attention; every tensor in it is batch first.
+#: The decoding state of one attention: tensors, batch first, and numbers that hold for all sentences.
 State = dict[str, Any]
 
 
