@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     if not hasattr(loaded.model, "dnc"):
         raise UsageError(f"{loaded.arch} has no memory of cells: choose a checkpoint of sg_dnc")
-    task, expected = loaded.task, []
+    task, target, expected = loaded.task, None, []
     if args.input is None:
         subset = args.subset or "valid"
         dataset = loaded.subset(subset)
@@ -45,7 +45,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             raise UsageError(f"--index is {args.index}: {subset} has the sentences 0 to {len(dataset) - 1:,}")
         sample = dataset[args.index]
         tokens = sample["source"]
-        expected = [task.target_dictionary[i] for i in sample["target"].tolist()]
+        target = sample["target"].to(loaded.device)
+        expected = [task.target_dictionary[i] for i in target.tolist()]
     elif args.subset is not None:
         raise UsageError("--subset is for --index: omit it, or give --index instead of --input")
     else:
@@ -54,7 +55,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     words = [task.source_dictionary[i] for i in tokens.tolist()]
     y, _, record = loaded.model.run(tokens[None].to(loaded.device), record=True)
     if loaded.labels_words:
-        predicted = task.words_of(y[0])
+        predicted = task.words_of(y[0], target)
     else:
         answers, expected = task.target_dictionary, expected[:1]
         predicted = [answers[answers.nspecial + y[0, -1].argmax().item()]]

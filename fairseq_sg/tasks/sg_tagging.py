@@ -149,8 +149,11 @@ class SGTaggingTask(SGTranslationTask):
             found = (logits > 0).eq(self.bits_on(logits.device)[target] > 0.5).all(-1)
         return found & self.asked(target)
 
-    def words_of(self, logits: Tensor) -> list[str]:
-        """The labels that logits (N, K) are: words, or bits where no word has them."""
+    def words_of(self, logits: Tensor, target: Tensor | None = None) -> list[str]:
+        """The labels that logits (N, K) are: words, or bits where no word has them.
+
+        A blank and a word of zeros have the same bits. Where the ``target`` (N,) is given and right, its word is told.
+        """
         dictionary = self.target_dictionary
         if self.target_bits is None:
             return [dictionary[i] for i in (logits.argmax(-1) + dictionary.nspecial).tolist()]
@@ -158,7 +161,11 @@ class SGTaggingTask(SGTranslationTask):
         known = {tuple(row): i for i, row in enumerate(self.target_bits.int().tolist())}
         # A blank has the vector of a word of zeros, and specials have that of a blank.
         known[(0,) * self.target_bits.size(1)] = self.no_label
-        return [dictionary[known[row]] if row in known else "".join(map(str, row)) for row in rows]
+        words = [dictionary[known[row]] if row in known else "".join(map(str, row)) for row in rows]
+        if target is not None:
+            right = self.right(logits[None], target[None])[0].tolist()
+            words = [dictionary[i] if ok else word for i, ok, word in zip(target.tolist(), right, words, strict=True)]
+        return words
 
     # Data.
 

@@ -84,6 +84,15 @@ def test_labels_of_bits_and_of_words(words):
         torch.testing.assert_close(nll[0, 1], expected[output])
 
 
+def test_a_right_word_of_zeros_is_told(words):
+    """A blank has the same bits, which are read as a blank where no right label is known."""
+    built = task(words)
+    target = torch.tensor([built.target_dictionary.index(word) for word in ("000", ".", "101")])
+    zeros = torch.full((3, built.num_classes), -1.0)
+    assert built.right(zeros[None], target[None]).tolist() == [[True, False, False]]
+    assert built.words_of(zeros, target) == ["000", ".", "."] and built.words_of(zeros) == [".", ".", "."]
+
+
 def test_words_without_bits(tmp_path):
     plain = write_labelled_words(tmp_path / "plain", bits=False)
     built = task(plain)
