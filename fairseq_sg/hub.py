@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,6 @@ from fairseq.hub_utils import GeneratorHubInterface
 from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
-from data_prep.parallel import clean
-from data_prep.subwords import Subwords, model_file
 from fairseq_sg import evaluate, ranges
 from fairseq_sg.analysis import checkpoint as checkpoints
 from fairseq_sg.analysis.attention_maps import roles_of
@@ -42,7 +39,6 @@ from fairseq_sg.analysis.options import choice
 from fairseq_sg.analysis.record import record
 from fairseq_sg.command_line import FAIRSEQ
 from fairseq_sg.errors import UsageError
-from fairseq_sg.files import read_manifest
 
 #: The options of fairseq-generate that ``translate`` takes beside the beam.
 SEARCH = (
@@ -268,15 +264,14 @@ class TrainedModel:
         """
         self._needs(".attention")
         check_texts(source, *[] if target is None else [target])
-        source = self._split(source, "src")
-        if target is not None:
-            target = self._split(target, "tgt")
+        words = self.loaded.split(source)
+        target = None if target is None else self.loaded.split(target, "target")
         with arguments():
             ranges.check_type("max_len", longest, int | None)
         if longest is not None and longest < 1:
             raise UsageError(f"`longest` is {longest}: choose 1 or more words")
         with arguments():
-            sentence = read_sentence(self.loaded, source, target, longest)
+            sentence = read_sentence(self.loaded, words, target, longest)
         with torch.no_grad(), record(self.loaded.model) as recording:
             self.loaded.model(**sentence.inputs)
         roles = roles_of(recording, self.loaded.arch)
@@ -301,7 +296,7 @@ class TrainedModel:
         """The tokens of every sentence and its end symbol, int64. Raises UsageError for one that is too long."""
         task, model = self.loaded.task, self.loaded.model
         rows = [
-            encode(self._split(sentence, "src"), task.source_dictionary, f"sentence {number}", self.loaded.data)
+            encode(self.loaded.split(sentence), task.source_dictionary, f"sentence {number}", self.loaded.data)
             for number, sentence in enumerate(sentences, start=1)
         ]
         dataset = task.build_dataset_for_inference(rows, list(map(len, rows)))
@@ -316,10 +311,10 @@ class TrainedModel:
         """The tokens of a text for a language model, int64. Raises UsageError for one that is too long."""
         dictionary, limit = self.loaded.task.source_dictionary, source_limit(self.loaded.model.max_positions())
         # In a text of subwords, the end symbol stands for the end of a line.
-        lines = [text] if self._of_bytes else text.split("\n")
+        lines = [text] if self.loaded.of_bytes else text.split("\n")
         end = torch.tensor([dictionary.eos()])
         tokens = [
-            encode(self._split(line, "src"), dictionary, name, self.loaded.data) if line else end for line in lines
+            encode(self.loaded.split(line), dictionary, name, self.loaded.data) if line else end for line in lines
         ]
         tokens = torch.cat(tokens)[:-1]
         if len(tokens) == 0:
@@ -333,35 +328,9 @@ class TrainedModel:
         loaded = self.loaded
         return GeneratorHubInterface(copy.deepcopy(loaded.cfg), loaded.task, [loaded.model]).to(loaded.device)
 
-    @cached_property
-    def _of_bytes(self) -> bool:
-        """Whether the data are a text in bytes (``python -m data_prep text --unit bytes``)."""
-        folder = utils.split_paths(self.loaded.data)[0]
-        if not os.path.isfile(os.path.join(folder, "dataset.json")):
-            return False
-        return (read_manifest(folder).get("request") or {}).get("unit") == "bytes"
-
-    @cached_property
-    def _pieces(self) -> dict[str, Subwords]:
-        """The models of SentencePiece in the data folder, for ``src`` and ``tgt``."""
-        folder = Path(utils.split_paths(self.loaded.data)[0])
-        files = {side: model_file(folder, side) for side in ("src", "tgt")}
-        return {side: Subwords(path.read_bytes()) for side, path in files.items() if path is not None}
-
-    def _split(self, text: str, side: str) -> str | list[str]:
-        """A text as words of the data, cut as the data were."""
-        if self._of_bytes:
-            return [f"<0x{byte:02X}>" for byte in text.encode()]
-        if side not in self._pieces:
-            return text
-        if self.kind != SCORES:
-            text = clean(text, unescape=False)
-        # A piece may have white space other than the blank.
-        return [piece for piece in self._pieces[side].split(text).split(" ") if piece]
-
     def _joined(self, words: str) -> str:
         """Words of the target as text."""
-        return post_process(words, "sentencepiece" if "tgt" in self._pieces else "none")
+        return post_process(words, "sentencepiece" if "target" in self.loaded.pieces else "none")
 
 
 def check_values(**values: Any) -> None:

@@ -21,8 +21,10 @@ from omegaconf.errors import ValidationError
 from torch import Tensor, nn
 
 import fairseq_sg.plugin  # noqa: F401
+from data_prep.dataset import DataError
+from data_prep.parallel import clean
 from data_prep.sort_of_clevr.questions import words_of
-from data_prep.subwords import SPACE
+from data_prep.subwords import SPACE, Subwords, model_file
 from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import not_registered, option_names, read, values
@@ -64,6 +66,10 @@ class Loaded:
     def labels_words(self) -> bool:
         """Whether every word has a label (``sg_tagging``)."""
         return labels_words(self.task)
+
+    @property
+    def is_language_model(self) -> bool:
+        return self.has_decoder and not hasattr(self.model, "encoder") and not self.labels_words
 
     @property
     def reads_images(self) -> bool:
@@ -142,6 +148,42 @@ class Loaded:
         paths = [path for folder in utils.split_paths(data) for path in Path(folder).glob(ending)]
         files = [load_indexed_dataset(str(path.with_suffix("")), dictionary) for path in paths]
         return np.concatenate([np.zeros(0, dtype=np.int64), *(np.asarray(file.sizes) for file in files)])
+
+    @cached_property
+    def of_bytes(self) -> bool:
+        """Whether the data are a text in bytes (``python -m data_prep text --unit bytes``)."""
+        folder = utils.split_paths(self.data)[0]
+        if not os.path.isfile(os.path.join(folder, "dataset.json")):
+            return False
+        return (read_manifest(folder).get("request") or {}).get("unit") == "bytes"
+
+    @cached_property
+    def pieces(self) -> dict[str, Subwords]:
+        """The models of SentencePiece in the data folder, for "source" and "target"; {} for data of words.
+
+        Raises UsageError without SentencePiece.
+        """
+        folder = Path(utils.split_paths(self.data)[0])
+        languages = {
+            side: getattr(self.task.cfg, f"{side}_lang", None) or language
+            for side, language in (("source", "src"), ("target", "tgt"))
+        }
+        files = {side: model_file(folder, language) for side, language in languages.items()}
+        try:
+            return {side: Subwords(path.read_bytes()) for side, path in files.items() if path is not None}
+        except DataError as error:
+            raise UsageError(str(error)) from None  # SentencePiece is not installed
+
+    def split(self, text: str, side: str = "source") -> list[str]:
+        """A text as words of the data, cut as the data were."""
+        if self.of_bytes:
+            return [f"<0x{byte:02X}>" for byte in text.encode()]
+        if side not in self.pieces:
+            return text.split()
+        if not self.is_language_model:
+            text = clean(text, unescape=False)
+        # A piece may have white space other than the blank.
+        return [piece for piece in self.pieces[side].split(text).split(" ") if piece]
 
     def subset(self, name: str) -> Any:
         """Loads a subset of the data folder. Raises UsageError for an unknown or empty one."""
@@ -268,16 +310,15 @@ def load(
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     wanted = next((kind for kind in PREDICTED if kind in kinds), "words")
     check_kind(model, arch, checkpoint, wanted)
-    alone = hasattr(model, "decoder") and not hasattr(model, "encoder") and not labels_words(task)
-    if wanted == "words" and "text" not in kinds and alone:
-        raise UsageError(
-            f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
-            "`experts` and `masks` take language models too"
-        )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
     loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates, trained_on)
+    if wanted == "words" and "text" not in kinds and loaded.is_language_model:
+        raise UsageError(
+            f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
+            "`experts` and `masks` take language models too"
+        )
     if loaded.reads_images and "images" not in kinds:
         raise UsageError(f"{arch} was trained on images: this analysis needs a model of words")
     return loaded
@@ -368,7 +409,10 @@ def read_sentence(
     target: str | Sequence[str] | None = None,
     longest: int | None = None,
 ) -> Sentence:
-    """The sentence ``source``, in words of the data, with a target or with the model's own output.
+    """The sentence ``source`` with a target or with the model's own output.
+
+    Sentences are in words of the data. Where those are pieces of SentencePiece, a text without ▁ at the beginning of
+    a word is plain, and is split.
 
     The own output is generated greedily, up to ``longest`` words including the end symbol. The default of ``longest``
     is the maximum target length of the data.
@@ -381,6 +425,7 @@ def read_sentence(
     if loaded.labels_words:
         raise UsageError(f"{loaded.arch} labels words: this analysis needs an encoder–decoder model or a classifier")
     task, model = loaded.task, loaded.model
+    source, target = as_words(loaded, source, "source"), as_words(loaded, target, "target")
     tokens = encode(source, task.source_dictionary, "--input", loaded.data)
     dataset = task.build_dataset_for_inference([tokens], [len(tokens)])
     inputs = dataset.collater([dataset[0]])["net_input"]
@@ -405,6 +450,14 @@ def read_sentence(
     previous = inputs["prev_output_tokens"][0].tolist()
     named = ([answers[i] for i in indices] for indices in (previous, output, predicted))
     return Sentence(inputs, words, *named, complete=complete)
+
+
+def as_words(loaded: Loaded, given: str | Sequence[str] | None, side: str) -> Sequence[str] | None:
+    """A text as words of the data; words, and pieces with their ▁, stay as they are."""
+    if not isinstance(given, str):
+        return given
+    words = given.split()
+    return words if any(word.startswith(SPACE) for word in words) else loaded.split(given, side)
 
 
 @dataclass(kw_only=True)

@@ -113,7 +113,9 @@ def from_0(text: str) -> float:
 def add_sentence(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose a sentence or, for models of images, a question (``record_sentence``)."""
     read = parser.add_mutually_exclusive_group(required=True)
-    read.add_argument("--input", metavar="WORDS", help="the source, in words of the data")
+    read.add_argument(
+        "--input", metavar="WORDS", help="the source, in words of the data, or as plain text for subwords"
+    )
     read.add_argument(
         "--index", type=index, metavar="I", help="for models of images: the number of a question in --subset, from 0 on"
     )

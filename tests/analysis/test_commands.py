@@ -67,6 +67,22 @@ def test_maps(kind, analyse, saved, loaded):
     assert "source  <s> s t u </s>" in printed
 
 
+@pytest.mark.parametrize("joint", ["--joint", "--separate"])
+def test_a_sentence_of_subwords_is_plain_text_or_pieces(joint, analyse, tmp_path):
+    data = subwords_folder(tmp_path / "data", joint, "--model", "bpe")
+    path = str(checkpoint(tmp_path / "model.pt", data, "softmax"))
+    plain, pieces = (
+        {side: (data / "raw" / f"train.{kind}{side}").read_text().splitlines()[0] for side in ("src", "tgt")}
+        for kind in ("plain.", "")
+    )
+    assert len(pieces["src"].split()) > len(plain["src"].split())
+    for text in (plain, pieces):
+        _, facts, _ = analyse("maps", path, "--input", text["src"], "--target", text["tgt"])
+        assert facts["source"] == ["<s>", *pieces["src"].split(), "</s>"]
+        assert facts["target"] == [*pieces["tgt"].split(), "</s>"]
+    assert main(["maps", path, "--input", "the fox", "--out", str(tmp_path / "x"), "--format", "none"]) == 1
+
+
 def test_what_is_drawn_is_chosen(analyse, saved, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "heatmaps", lambda *a: drawn.append(a[:2]) or _empty_figure())
