@@ -44,6 +44,7 @@ from data_prep.fields import (
     Solution,
     collect,
     draws,
+    fewer_modes,
     grids,
     periodic_field,
     relative_error,
@@ -56,6 +57,7 @@ SCALE, TAU, GAMMA = 25.0, 5.0, 2.0
 #: The largest (max ψ − min ψ)/2ν: exp(−30) is 1e-13.
 WIDEST = 30.0
 EPOCHS, BATCH = 100, 8  # of the published training
+MODES = 16  # of the architecture
 #: The published file, its functions and their points.
 FILE, FUNCTIONS, POINTS = "burgers_data_R10.mat", 2048, 8192
 #: What tells the period 2π: the mean of ‖u‖/‖a‖, and the mean relative error of a as an answer. Functions drawn here
@@ -169,7 +171,8 @@ class Burgers(Dataset):
             dims=1,
             periodic=True,
             recommended=(
-                f"--arch {self.arch} --h1-weight 0.1 --batch-size {BATCH} --clip-norm 0.999 --one-cycle-rise 0.2"
+                f"--arch {self.arch}{fewer_modes(options.grid, MODES)} --h1-weight 0.1 --batch-size {BATCH} "
+                "--clip-norm 0.999 --one-cycle-rise 0.2"
             ),
             updates=EPOCHS * max(1, options.train // BATCH),
         )

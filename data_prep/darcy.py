@@ -50,6 +50,7 @@ from data_prep.fields import (
     collect,
     cosine_field,
     draws,
+    fewer_modes,
     grids,
 )
 
@@ -58,6 +59,7 @@ TAU, ALPHA = 3.0, 2.0
 TOLERANCE = 1e-10  # of the residual, relative
 MOST_ITERATIONS = 500
 EPOCHS, BATCH = 100, 4  # of the published training
+MODES = 12  # of the architecture
 DEFAULT_NOISE, DEFAULT_COARSE = 0.01, 36
 #: The published files, the functions of each, and their points a side.
 FILES, FUNCTIONS, POINTS = tuple(f"piececonst_r421_N1024_smooth{number}.mat" for number in (1, 2)), 1024, 421
@@ -227,7 +229,7 @@ class Darcy(Dataset):
 
     def build(self, options: DarcyOptions, sources: FieldSources) -> Fields:
         made = self.draw(options) if sources.raw_dir is None else self.read_files(options, sources)
-        recommended = f"--arch {self.arch} --h1-weight 0.5"
+        recommended = f"--arch {self.arch}{fewer_modes(options.grid, MODES)} --h1-weight 0.5"
         if options.inverse:
             made["arrays"] = inverted(made["arrays"], options)
             made["rule"] += f"; u with noise of {options.noise:g} standard deviations -> means of a over blocks"

@@ -349,6 +349,17 @@ class Fields(ArrayMaterial):
         ]
 
 
+def modes_for(points: int, most: int) -> int:
+    """The frequencies of spectral layers, ``most`` or as many as a grid of ``points`` a side has in two dimensions."""
+    return min(most, points // 2)
+
+
+def fewer_modes(points: int, most: int) -> str:
+    """The option behind an architecture with ``most`` frequencies, or "" where the grid has as many."""
+    modes = modes_for(points, most)
+    return f" --modes {modes}" if modes < most else ""
+
+
 def relative_error(prediction: np.ndarray, target: np.ndarray) -> float:
     """The mean over samples of ‖û − u‖₂ / ‖u‖₂, both (S, …)."""
     prediction, target = (x.reshape(len(x), -1).astype(float) for x in (prediction, target))

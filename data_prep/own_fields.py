@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import DataError, Dataset, Options, Sources, check_path, option
-from data_prep.fields import TEST, Fields
+from data_prep.fields import TEST, Fields, modes_for
 
 NEEDED = ("train", "valid", TEST)
 NAMES = ("input", "target")
@@ -135,7 +135,7 @@ def recommended(train: dict[str, np.ndarray]) -> str:
     """An architecture, or sizes, that the grids of training have room for."""
     points, outputs = (train[name].shape[1] for name in ("input", "target"))
     if train["input"].ndim == 2:
-        return f"--arch sg_operator_burgers --modes {min(16, outputs // 2)}"
+        return f"--arch sg_operator_burgers --modes {modes_for(outputs, 16)}"
     coarse = outputs if outputs != points else min(LARGEST_COARSE, points)
     more = " --coarse-output" if outputs != points else ""
-    return f"{SQUARE} --field-scaling scalar --coarse-points {coarse}{more} --modes {min(MOST_MODES, outputs // 2)}"
+    return f"{SQUARE} --field-scaling scalar --coarse-points {coarse}{more} --modes {modes_for(outputs, MOST_MODES)}"

@@ -104,7 +104,7 @@ class SGTranslationTask(SGTask, TranslationTask):
         if cls.generates_nothing and cfg.oracle_length:
             raise UsageError(f"--oracle-length is for outputs with an end symbol: leave it out of --task {cls.name}")
         for path in utils.split_paths(cfg.data or ""):
-            read_manifest(path)  # raises for a folder of other data
+            read_manifest(path)  # raises where it is not made by data_prep
             for flag, name in (("--source-lang", cfg.source_lang), ("--target-lang", cfg.target_lang)):
                 if name is not None and not os.path.isfile(os.path.join(path, f"dict.{name}.txt")):
                     raise UsageError(f"{flag} is {name}, and {path} has no dict.{name}.txt: leave the option out")

@@ -13,13 +13,14 @@ from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_sg.plugin  # noqa: F401
-from data_prep import listops
+from data_prep import burgers, darcy, listops
 from data_prep.babi import Babi
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import Pair
 from data_prep.folder import write
 from data_prep.strings import Parity
 from fairseq_sg.errors import UsageError
+from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
 from helpers.printed_commands import train
 
 FORMS = {"next: ": "sg_translation", "or: ": "sg_classification"}
@@ -87,26 +88,34 @@ def test_the_commands_of_memory_tasks_train(dataset: str, run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "dataset",
+    ("dataset", "modes"),
     [
-        "burgers --points 64 --grid 32",
-        "darcy --points 25 --grid 25",
-        "darcy --points 25 --grid 25 --inverse --coarse 5",
+        ("burgers --points 64 --grid 32", ""),
+        ("burgers --points 64 --grid 16", "--modes 8"),
+        ("darcy --points 25 --grid 25", ""),
+        ("darcy --points 19 --grid 19", "--modes 9"),
+        ("darcy --points 25 --grid 25 --inverse --coarse 5", ""),
     ],
-    ids=["burgers", "darcy", "inverse"],
+    ids=["burgers", "burgers on few points", "darcy", "darcy on few points", "inverse"],
 )
-def test_the_commands_of_functions_train(dataset: str, run, tmp_path: Path) -> None:
+def test_the_commands_of_functions_train(dataset: str, modes: str, run, tmp_path: Path) -> None:
     """With smaller attention in two dimensions: the published grid of 43 × 43 points takes seconds a step.
 
-    The command of the inverse problem names its coarse grid.
+    The command of the inverse problem names its coarse grid, and one for few points the frequencies that they have.
     """
     sizes = "--test-grids none --train 8 --valid 3 --test 1 --out"
     result = run(*dataset.split(), *sizes.split(), tmp_path / "out")
     (line,) = [line for line in result.out.splitlines() if line.startswith("next: ")]
+    assert modes in line and ("--modes" in line) == bool(modes)
     small = [] if "burgers" in dataset else ["--encoder-layers", "2", "--dropout", "0"]
     small += ["--coarse-points", "5"] if "darcy" in dataset and "inverse" not in dataset else []
     losses, sizes = train([*shlex.split(line)[2:], *small], lr=1e-5)
     assert min(losses[1:]) < losses[0] and sizes == {"train": 8, "valid": 3}
+
+
+def test_frequencies_are_those_of_the_architectures() -> None:
+    for module, dataset in ((burgers, burgers.Burgers), (darcy, darcy.Darcy)):
+        assert OPERATOR_ARCHITECTURES[dataset.arch]["modes"] == module.MODES
 
 
 @pytest.mark.parametrize(("plain", "expected"), [((), ("accuracy", True)), ((Pair("a", "b"),), ("loss", False))])
