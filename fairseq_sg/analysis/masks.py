@@ -415,10 +415,17 @@ def search(
 
     Args:
         plain: ``accuracies`` of the model without masks on ``evaluated``.
+
+    Raises UsageError where the model has no accuracy that a mask could keep.
     """
     rows, found = [], {}
     members = parts.get("chosen", parts["all"])
     before = value_of(evaluated, plain, members)
+    if before == 0:
+        raise UsageError(
+            f"the model has 0 % on the masks' examples in {evaluated.name}, so there is no accuracy to keep: give "
+            "--beta instead of --search-beta, or another subset first in --evaluate"
+        )
     for beta in args.search_beta:
         print(f"β {beta:g}", flush=True)
         state = f"{args.prefix}.beta{beta:g}.state.pt"
@@ -426,7 +433,7 @@ def search(
         masks = {name: values > 0 for name, values in found[beta].items()}
         with replaced(loaded.model, masked(loaded.model, masks)):
             after = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
-        ratio = before / after if evaluated.is_text else after / max(before, 1e-9)
+        ratio = before / after if evaluated.is_text else after / before
         kept = kept_shares(masks)[1]["share"]
         rows.append({"beta": beta, "accuracy": after, "kept": kept, "enough": ratio >= KEPT_ACCURACY})
     best = max((row["beta"] for row in rows if row["enough"]), default=args.search_beta[0])

@@ -402,13 +402,20 @@ def test_search_takes_the_largest_beta_that_keeps_the_accuracy(planted, command)
     assert "no β has 95 % of the accuracy: these are the masks of the smallest" in printed
 
 
-def test_search_needs_examples_of_the_masks_in_the_first_subset(saved, command, tmp_path):
-    options = [saved("softmax"), *SHORT[:-1], "gen,valid", "--subset", "gen", "--types", "depth_2", "--search-beta", 1]
+def test_search_needs_examples_of_the_masks_in_the_first_subset(planted, command, tmp_path):
+    """Only ``train`` has sources of one word."""
+    options = [planted[0], *SHORT[:-1], "train,valid", "--lengths", 1, "--search-beta", 1]
     _, facts, _ = command("masks", *options)
-    assert facts["search"][0]["accuracy"] == facts["evaluation"]["gen"]["chosen"]["mask"]
-    options[options.index("gen,valid")] = "valid,gen"
+    assert facts["search"][0]["accuracy"] == facts["evaluation"]["train"]["chosen"]["mask"]
+    options[options.index("train,valid")] = "valid,train"
     error = command("masks", *options, out="none", code=1)
-    assert "and valid has none: name a subset with some first in --evaluate, such as gen" in error
+    assert "and valid has none: name a subset with some first in --evaluate, such as train" in error
+    assert not list(tmp_path.glob("none*"))  # before the masks are trained
+
+
+def test_search_needs_an_accuracy_to_keep(saved, command, tmp_path):
+    options = [saved("softmax"), *SHORT[:-1], "gen,valid", "--subset", "gen", "--types", "depth_2", "--search-beta", 1]
+    assert "the model has 0 % on the masks' examples in gen" in command("masks", *options, out="none", code=1)
     assert not list(tmp_path.glob("none*"))  # before the masks are trained
 
 
