@@ -19,7 +19,6 @@ from omegaconf import II
 
 from data_prep.in_context.prompts import VERSION, Prompts
 from fairseq_sg import ranges
-from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.arrays import ArrayDataset, ArrayTask
 
 COMMAND = "python -m data_prep in_context"
@@ -113,16 +112,6 @@ class SGRegressionTask(ArrayTask):
         super().__init__(cfg)
         self.prompts = Prompts.of_request(self.manifests[0]["request"])
         self.unit: float = self.manifests[0]["unit"]
-
-    def check_training(self, trainer) -> None:
-        """See :meth:`SGTask.check_training`. Also raises UsageError for a validation on the training set."""
-        data = trainer.cfg.dataset
-        if not data.disable_validation and data.train_subset in data.valid_subset.split(","):
-            raise UsageError(
-                f"--valid-subset has {data.train_subset}, whose prompts are drawn in each epoch: validate on valid, "
-                "which is drawn likewise"
-            )
-        super().check_training(trainer)
 
     # Data.
 

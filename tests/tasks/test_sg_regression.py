@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,9 +192,6 @@ def test_other_models_and_criteria_are_refused(folder):
         of.build_generator([], None)
     with pytest.raises(UsageError, match="fairseq-eval-lm is for language models: use fairseq-validate"):
         of.eval_lm_dataloader(None)
-    data = SimpleNamespace(disable_validation=False, train_subset="train", valid_subset="valid,train")
-    with pytest.raises(UsageError, match="--valid-subset has train, whose prompts are drawn in each epoch"):
-        of.check_training(SimpleNamespace(cfg=SimpleNamespace(dataset=data)))
 
 
 def rewritten(folder: Path, tmp_path: Path, **entries) -> Path:
