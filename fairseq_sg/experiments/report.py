@@ -21,7 +21,8 @@ Table = list[list[str]]
 class Cell:
     """A number of a line: the ``values`` of its seeds in the paper's unit, the published number, and the verdict.
 
-    It has no values where one of them is infinite or NaN: then they have no mean.
+    It has no values where one of them is infinite or NaN: then they have no mean. Values of some finished seeds alone
+    have no verdict.
     """
 
     values: list[float]
@@ -124,7 +125,8 @@ def _line(results: Results, name: str, data: str) -> Line:
         # Only some models have what an analysis measures, such as experts.
         lacks = column.metric == "analysis" and done and not values
         if all(map(math.isfinite, values)):
-            judged = "–" if lacks else verdict(values, 0 if done else failed, published, recipe.statistic)
+            some = 0 < len(values) < len(done)
+            judged = "–" if lacks or some else verdict(values, 0 if done else failed, published, recipe.statistic)
             cells[key] = Cell(values, published, judged)
         else:
             cells[key] = Cell([], published, "not finite")
@@ -193,11 +195,15 @@ def _digits(recipe: Recipe, column: Column) -> int:
 
 
 def cell_text(recipe: Recipe, line: Line, column: str) -> str:
-    """Our number in a cell; empty if the row's data do not have the column."""
+    """Our number in a cell, with the number of its seeds where others have none; empty if the row's data do not have
+    the column.
+    """
     cell = line.cells.get(column)
     if cell is None:
         return ""
-    return "Fail" if line.failed else shown(recipe, recipe.columns[column], cell.values)
+    seeds = len(cell.values)
+    of_some = f" ({seeds} seed{'s' * (seeds > 1)})" if 0 < seeds < line.done else ""
+    return "Fail" if line.failed else shown(recipe, recipe.columns[column], cell.values) + of_some
 
 
 def published_text(line: Line, column: str) -> str:
@@ -401,7 +407,7 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
             digits = _digits(a.recipe, column)
             spread = f" ± {error:.{digits}f}" if error is not None else ""
             clear = "–" if error is None else "yes" if abs(difference) > 2 * error else "no"
-            numbers = [shown(a.recipe, column, values) for values in (ours, theirs)]
+            numbers = [cell_text(a.recipe, of, key) for of in (line, other)]
             if line.steps != other.steps:
                 numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
             rows.append([line.label, line.data, key, *numbers, f"{difference:+.{digits}f}{spread}", clear])

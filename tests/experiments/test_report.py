@@ -242,10 +242,28 @@ def test_a_further_evaluation_has_its_column(tmp_path):
     found = Results(tiny(tmp_path, MORE), 1.0, [with_more, record("good", 2, gen=24.0)])
     cells = report.lines(found)[0].cells
     assert cells["OOD"].values == [0.2, 0.24] and cells["OOD-more"].values == [0.8]
+    assert "0.80 (1 seed)" in report.page(found, []) and "0.80 (1 seed)" in report.latex(found)
+    assert ",OOD-more,0.8\n" in report.as_csv(found)
     assert (
         "OOD-more: accuracy, as a fraction, on `gen` of the checkpoint with the best accuracy on `dev` (the latest of "
         "several), evaluated with `--model-overrides \"{'encoder_layers': 9}\"`."
     ) in report.legend(found.recipe)
+
+
+def test_a_number_of_some_seeds_has_no_verdict(tmp_path):
+    recipe = tiny(tmp_path)
+    three = [record("good", seed, gen=20.0) for seed in (1, 2, 3)]
+    del three[0]["result"]["accuracy"]["gen"]
+    (line, _) = report.lines(Results(recipe, 1.0, three))
+    assert (line.done, line.cells["OOD"].values, line.cells["OOD"].verdict) == (3, [0.2, 0.2], "–")
+    assert report.cell_text(recipe, line, "OOD") == "0.20 ± 0.00 (2 seeds)"
+    other = Results(recipe, 1.0, [record("good", 1, gen=30.0)])
+    (row,) = [row for row in report.compare(Results(recipe, 1.0, three), other, ("a", "b")) if row[2] == "OOD"]
+    assert row[3:5] == ["0.20 ± 0.00 (2 seeds)", "0.30"]
+    for one in three[1:]:
+        del one["result"]["accuracy"]["gen"]
+    (line, _) = report.lines(Results(recipe, 1.0, three))
+    assert (report.cell_text(recipe, line, "OOD"), line.cells["OOD"].verdict) == ("–", "not run")
 
 
 def test_legend(tmp_path):
