@@ -34,7 +34,7 @@ from fairseq_sg.experiments import report, results
 from fairseq_sg.experiments.jobs import exit_with, run_all
 from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
-from fairseq_sg.experiments.records import diverged, saved, visible_gpus
+from fairseq_sg.experiments.records import diverged, evaluated, result_of, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import check_writable
 
@@ -227,6 +227,13 @@ def report_runs(args: argparse.Namespace) -> int:
     if not any(saved(trial.run) for trial in trials):
         raise UsageError(f"{plan.out} has no runs of this plan: start them with `fairseq-sg experiments run`")
     publish(plan, trials, _prefix(args, plan))
+    otherwise = [run for run in (trial.run for trial in trials) if result_of(run) and not evaluated(run)]
+    if otherwise:
+        print(
+            f"warning: {_trainings(len(otherwise))} evaluated otherwise than the recipe asks now, such as "
+            f"{otherwise[0].folder}: numbers are missing until `fairseq-sg experiments run` evaluates again",
+            file=sys.stderr,
+        )
     return _end(trials)
 
 

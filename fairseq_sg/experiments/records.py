@@ -10,11 +10,12 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.logs import curve
+from fairseq_sg.experiments.logs import curve, partial_result
 from fairseq_sg.experiments.quantities import QUANTITIES, part
 from fairseq_sg.experiments.run import Run, on_any_device, values_of
 from fairseq_sg.files import write_json
@@ -53,8 +54,10 @@ def end(run: Run, **more: Any) -> None:
     commands = [shlex.join(command) for command in run.commands()]
     of_run = {"name": run.name, "seed": run.seed, "folder": str(run.folder), "commands": commands}
     # Where the folder was deleted while it trained, no record has the settings.
-    record = {"settings": settings_of(run)} | saved(run) | of_run | more
-    write(run, {key: value for key, value in record.items() if value is not None})
+    record = {"settings": settings_of(run)} | saved(run)
+    if "result" in more or "result" not in record:
+        record |= of_run  # otherwise an evaluation failed, and an earlier result stays with its commands
+    write(run, {key: value for key, value in (record | more).items() if value is not None})
 
 
 def result_of(run: Run) -> dict[str, Any] | None:
@@ -72,19 +75,57 @@ def evaluated(run: Run) -> bool:
     record = saved(run)
     result = record["result"]
     measured = {place for name in QUANTITIES for place in result.get(name, {})}
-    folder = record.get("folder", str(run.folder))  # it may have been moved
-    commands = (shlex.split(command.replace(folder, str(run.folder))) for command in record["commands"])
     return (
         "failed" not in record
-        and commands_of(run.outputs().values()) <= commands_of(commands)
+        and commands_of(run.outputs().values()) <= commands_of(recorded(run))
         and all(any(part(subset, kind) in measured for subset in run.subsets) for kind in run.types)
         and all(name in result.get("analysed", {}) for name in run.analysed)
     )
 
 
+def recorded(run: Run) -> list[list[str]]:
+    """The commands in a run's record, with the present path of its folder, which may have been moved."""
+    record = saved(run)
+    folder = record.get("folder", str(run.folder))
+    return [shlex.split(command.replace(folder, str(run.folder))) for command in record.get("commands", ())]
+
+
 def commands_of(commands: Iterable[list[str]]) -> set[tuple[str, ...]]:
     """Commands as they are on any device."""
     return {tuple(on_any_device(command)) for command in commands}
+
+
+def as_asked(run: Run) -> dict[str, Any]:
+    """The result of a finished run without the numbers that were measured otherwise than ``run`` asks.
+
+    Those at the checkpoint are then of its validation in training, as for an unfinished run.
+    """
+    done = set(map(_measurement, recorded(run)))
+
+    def measured(command: list[str]) -> bool:
+        return _measurement(command) in done
+
+    found = dict(saved(run)["result"])
+    if not measured(run.validate_command()):
+        of_log = partial_result(run) or {}
+        for name in (*QUANTITIES, "checkpoint_step"):
+            found.pop(name, None)
+            found |= {name: of_log[name]} if name in of_log else {}
+    decoded = {" ".join(filter(None, how)) for how in run.decodings if measured(run.generate_command(*how))}
+    more = {overrides for overrides in run.more_overrides if measured(run.validate_command(overrides))}
+    # An analysis may read the files of earlier ones.
+    analyses = list(takewhile(lambda name: measured(["fairseq-sg", "analysis", *run.analyses[name]]), run.analyses))
+    analysed = {path for path in run.analysed if path.partition("/")[0] in analyses}
+    for name, kept in (("generated", decoded), ("more", more), ("analysed", analysed)):
+        if name in found:
+            found[name] = {key: value for key, value in found[name].items() if key in kept}
+    return found
+
+
+def _measurement(command: list[str]) -> str:
+    """A command of an evaluation, without what changes no number: device, batch size, further subsets."""
+    text = " ".join(on_any_device(command))
+    return text if command[0] == "fairseq-sg" else re.sub(r" --(batch-size|valid-subset) \S+", "", text)
 
 
 def nothing_left(run: Run) -> bool:

@@ -18,7 +18,8 @@ from fairseq_sg.experiments.logs import cut, minutes, partial_result
 from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.recipe import from_dict, names
-from fairseq_sg.experiments.records import check_steps, diverged, result_of, saved
+from fairseq_sg.experiments.records import as_asked, check_steps, diverged, result_of, saved
+from fairseq_sg.experiments.run import on_any_device
 from fairseq_sg.experiments.schema import Recipe, RecipeError
 from fairseq_sg.files import write_json
 
@@ -93,8 +94,9 @@ class Results:
         return self.recipe.steps_of(row, self.steps_scale)
 
     def finished(self, record: Record) -> bool:
-        """Whether a training has made all its steps and is evaluated, or has diverged."""
-        return "diverged" in record or record.get("result", {}).get("steps") == self.steps_of(record["row"])
+        """Whether a training has made all its steps and its evaluation has not failed, or it has diverged."""
+        every = record.get("result", {}).get("steps") == self.steps_of(record["row"])
+        return "diverged" in record or (every and "failed" not in record)
 
     def of(self, row: str, data: str) -> list[Record]:
         return [record for record in self.records if (record["row"], record["data"]) == (row, data)]
@@ -156,6 +158,8 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
             record.pop("result", None)
             partial = partial_result(run) if record else None
             record |= {"minutes": minutes(run), "result": partial} if partial else {}
+        elif "result" in record:
+            record["result"] = as_asked(run)
         kept = {key: record[key] for key in _KEPT if key in record}
         if record and "commands" not in kept:
             there = replace(run, arguments=record["settings"].get("arguments", run.arguments))
@@ -206,9 +210,10 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     """
 
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
-        training = [recipe.arguments_of(row, data), recipe.steps_of(row), recipe.data[data].prepare]
+        arguments = [*recipe.arguments_of(row, data), "--batch-size-valid", str(recipe.batch_size_valid)]
+        training = [on_any_device(arguments), recipe.steps_of(row), recipe.data[data].prepare]
         chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
-        if all(compares(one, data) for one in (before.recipe, now.recipe)):
+        if any(compares(one, data) for one in (before.recipe, now.recipe)):
             # The evaluations of which one is chosen, or several are summed up.
             chosen += [recipe.data[data].subsets[0], recipe.validate_every]
         # What only one of the recipes has was not evaluated yet, or is not shown any more.
@@ -218,7 +223,7 @@ def merged(before: Results, now: Results, path: Path) -> Results:
 
     def compares(recipe: Recipe, data: str) -> bool:
         columns = recipe.columns_of(data).values()
-        return recipe.checkpoint == "best" or any(c.at in ("best", "peak", "second_half") for c in columns)
+        return recipe.checkpoint == "best" or any(c.at not in ("checkpoint", "end") for c in columns)
 
     def planned(record: Record) -> bool:
         return record["row"] in now.recipe.trained and record["data"] in now.recipe.data

@@ -229,6 +229,21 @@ def test_report_of_a_failed_training_is_an_error(here, capsys):
     assert f"{message} (there is no option --qk-nrom)\n" in capsys.readouterr().err
 
 
+def test_a_report_says_what_was_evaluated_otherwise(here, capsys):
+    (trial, *_) = planned(here, rows="good").trials()
+    finish(trial.run, 20.0, (40, 4, 100, 10))
+    trial.run.log.touch()
+    line = ["report", "tiny.yaml", "--rows", "good", "--device", "cpu", "--out", "out", "--results"]
+    assert command.main([*line, "one"]) == 0 and capsys.readouterr().err == ""
+    write_recipe(here, TINY.replace("checkpoint: best", "checkpoint: last"))
+    assert command.main([*line, "other"]) == 0
+    assert capsys.readouterr().err == (
+        "warning: 1 training evaluated otherwise than the recipe asks now, such as out/good-tiny-seed1: numbers are "
+        "missing until `fairseq-sg experiments run` evaluates again\n"
+    )
+    assert ",OOD,0.2" in (here / "one.csv").read_text() and ",OOD," not in (here / "other.csv").read_text()
+
+
 # A label is the same everywhere.
 
 

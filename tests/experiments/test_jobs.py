@@ -285,7 +285,8 @@ def test_what_a_recipe_has_got_since_is_evaluated_and_an_error_keeps_the_result(
     more.subsets = run.subsets | {"other": "other"}
     monkeypatch.setattr(jobs, "executable", lambda _: ["false"])
     (failed,) = jobs.run_all([more], 1, lambda _, state: states.append(dict(state)))
-    assert failed["failed"] == "evaluation" and failed["result"] == before["result"]
+    assert failed["failed"] == "evaluation"
+    assert [failed[key] for key in ("result", "commands")] == [before[key] for key in ("result", "commands")]
     assert list(states[-1].values()) == ["failed"] and all("training" not in state.values() for state in states)
     final = evaluated(100, 61, 41) + of_subset("other", 100, 5).replace("other_nll_loss", "other_accuracy_long")
     monkeypatch.setattr(jobs, "executable", lambda _: ["printf", "%s", final])

@@ -65,6 +65,50 @@ def test_numbers_of_an_evaluation_with_overrides_are_not_in_the_log(tmp_path):
     assert {key: cell.values for key, cell in line.cells.items()} == {"IID": [0.3], "OOD": [], "OOD-20": [0.3]}
 
 
+def test_numbers_of_another_evaluation_are_not_collected(tmp_path):
+    """A finished run keeps what was measured as the recipe asks now, also after its folder was moved."""
+    columns = (
+        "  deeper: {subset: gen, model_overrides: '{}'}\n  BLEU: {subset: gen, metric: bleu}\n"
+        "  first: {subset: gen, metric: analysis, value: a/x}\n  second: {subset: gen, metric: analysis, value: b/x}\n"
+        "generate: --max-len-b 9\nanalyses: {a: 'masks {checkpoint}', b: 'overlap x={a}.npz'}\nrows:\n"
+    )
+    text = TINY.replace("rows:\n", columns)
+    (trial, *_) = planned(tmp_path, text).trials()
+    everything = {
+        "steps": 40, "checkpoint_step": 20, "accuracy": {"dev": 5.0, "valid": 90.0, "gen": 8.0},
+        "generated": {"gen": {"bleu": 7.0}}, "curve": points((20, 5, 90, 8), (40, 4, 100, 10)),
+        "more": {"{}": {"accuracy": {"gen": 6.0}}}, "analysed": {"a/x": 1.0, "b/x": 2.0},
+    }  # fmt: skip
+    save(trial.run, result=everything)
+    trial.run.log.write_text(
+        "".join(of_subset(n, s, g) for s, g in ((20, 8), (40, 10)) for n in ("dev", "valid", "gen"))
+    )
+
+    def kept(old="", new=""):
+        plan = planned(tmp_path, text.replace(old, new))
+        found = collect(plan, plan.trials()[:1])
+        cells = report.lines(found)[0].cells
+        names = ("OOD", "deeper", "BLEU", "first", "second")
+        return found.records[0]["result"], [cells[name].values for name in names]
+
+    assert kept() == (everything, [[0.08], [0.06], [7.0], [1.0], [2.0]])
+    found, cells = kept("checkpoint: best", "checkpoint: last")
+    # The training's own validation is that of its last checkpoint.
+    assert cells == [[0.1], [], [], [], []] and found["checkpoint_step"] == 40
+    assert found["curve"] == everything["curve"]
+    assert kept("--max-len-b 9", "--max-len-b 8")[1] == [[0.08], [0.06], [], [1.0], [2.0]]
+    assert kept("masks {c", "masks --seed 2 {c")[1] == [[0.08], [0.06], [7.0], [], []]
+    assert kept("overlap x", "overlap y")[1] == [[0.08], [0.06], [7.0], [1.0], []]
+    own = "    model_overrides: '{1: 1}'\n    arguments: --lr 3e-3"
+    assert kept("    arguments: --lr 3e-3", own)[1] == [[], [0.06], [], [1.0], [2.0]]
+    assert kept("model_overrides: '{}'", "model_overrides: '{1: 1}'")[1][:2] == [[0.08], []]
+    # Neither a smaller batch nor a further subset changes a number.
+    assert kept("batch_size_valid: 50", "batch_size_valid: 5") == kept("gen]}", "gen, test]}") == kept()
+    trial.run.folder.parent.rename(tmp_path / "moved")
+    (moved, *_) = replace(planned(tmp_path, text), out=tmp_path / "moved").trials()
+    assert records.as_asked(moved.run) == everything
+
+
 def test_what_has_not_ended_is_cut_at_the_common_step(tmp_path):
     plan = planned(tmp_path, rows="good")
     trials = plan.trials()
@@ -182,6 +226,18 @@ def test_the_command_of_results(tmp_path):
     assert Results(recipe, 0.5, some).command == f"{command} --rows good --seeds 3,5 --steps-scale 0.5"
     fewer = [record("good", 1), record("bad", 1), record("bad", 2)]
     assert [Results(recipe, 1.0, found).made for found in (every, some, fewer)] == [4, 2, 4]
+
+
+def test_a_training_whose_evaluation_failed_is_not_finished(tmp_path):
+    """All its steps are in its log. Beside a finished seed it has no number."""
+    plan = planned(tmp_path, rows="good")
+    one, other = plan.trials()
+    save(one.run, failed="evaluation")
+    one.run.log.write_text("".join(of_subset(name, 40, 30.0) for name in ("dev", "valid", "gen")))
+    finish(other.run, 20.0, (40, 4, 100, 10))
+    found = collect(plan, [one, other])
+    (line, _) = report.lines(found)
+    assert (found.done, line.done, line.planned) == (1, 1, 2) and line.cells["OOD"].values == [0.2]
 
 
 # What is read.
@@ -338,14 +394,29 @@ def test_an_analysis_that_is_new_does_not_refuse_the_results(now, tmp_path):
 
 
 def test_a_new_column_at_the_best_evaluation_does_not_refuse_the_results(now, tmp_path):
-    """It needs the curve alone, which the results have."""
-    columns = {**now.recipe.columns, "best": replace(next(iter(now.recipe.columns.values())), at="best")}
-    plain = replace(now.recipe, checkpoint="last")
-    now.recipe = replace(plain, columns=columns, validate_every=5)
-    earlier = Results(plain, 1.0, [record("good", 1, gen=9.0)])
-    assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
-    without = replace(now, recipe=plain)
-    assert len(merged(Results(now.recipe, 1.0, earlier.records), without, tmp_path / "x.json").records) == 3
+    """It needs the curve alone, which the results have; but not that of other evaluations."""
+    column = now.recipe.columns["IID"]
+    plain = replace(now.recipe, checkpoint="last", columns={"IID": column})
+    more = replace(plain, columns={"IID": column, "best": replace(column, at="best")})
+    earlier = [record("good", 1, gen=9.0)]
+    for before, after in ((plain, more), (more, plain)):
+        there = Results(after, 1.0, now.records)
+        assert len(merged(Results(before, 1.0, earlier), there, tmp_path / "x.json").records) == 3
+        with pytest.raises(UsageError, match="another version of the recipe"):
+            merged(Results(replace(before, validate_every=5), 1.0, earlier), there, tmp_path / "x.json")
+
+
+def test_another_number_of_streams_is_refused(now, tmp_path):
+    """The batch size of a validation, except for language models."""
+    for task in ("sg_classification", "sg_language_modeling"):
+        train = now.recipe.train.replace("sg_classification", task)
+        now.recipe = replace(now.recipe, train=train)
+        earlier = Results(replace(now.recipe, batch_size_valid=7), 1.0, [record("good", 1, gen=9.0)])
+        if task == "sg_classification":
+            assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
+            continue
+        with pytest.raises(UsageError, match="its row 'good' was trained or evaluated otherwise"):
+            merged(earlier, now, tmp_path / "x.json")
 
 
 def test_another_steps_scale_is_refused(now, tmp_path):
@@ -355,10 +426,11 @@ def test_another_steps_scale_is_refused(now, tmp_path):
 
 
 def test_evaluations_of_the_last_checkpoint_may_be_at_other_steps(now, tmp_path):
-    now.recipe = replace(now.recipe, checkpoint="last")
+    columns = {key: column for key, column in now.recipe.columns.items() if key != "OOD-20"}
+    now.recipe = replace(now.recipe, checkpoint="last", columns=columns)
     earlier = Results(replace(now.recipe, validate_every=7), 1.0, [record("good", 1, gen=9.0)])
     assert len(merged(earlier, now, tmp_path / "x.json").records) == 3
-    for at in ("best", "peak", "second_half"):
+    for at in ("best", "peak", "second_half", 20):
         columns = {"IID": schema.Column("valid", at=at)}
         now.recipe, earlier.recipe = (replace(results.recipe, columns=columns) for results in (now, earlier))
         with pytest.raises(UsageError, match="its row 'good' was trained or evaluated otherwise"):

@@ -55,7 +55,8 @@ def save(run: Run, **more: Any) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     commands = [shlex.join(command) for command in run.commands()]
     starts = [{"step": 0, "commit": "abc", "machine": {"cpu": "x"}}]
-    kept = {"settings": records.settings_of(run), "minutes": 1.0, "commands": commands, "starts": starts}
+    kept = {"settings": records.settings_of(run), "minutes": 1.0, "starts": starts}
+    kept |= {"folder": str(run.folder), "commands": commands}
     files.write_json(run.folder / "run.json", kept | more)
 
 
