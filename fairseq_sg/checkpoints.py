@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +40,8 @@ def read(path: str) -> dict[str, Any]:
         return state
     except Exception as error:
         fix = "Restore a copy of it, or name"
+        if newest := _newest_beside(path):
+            fix = f"Copy {newest} over it, the newest one there that can be read, or name"
         if isinstance(error, zipfile.BadZipFile):
             reason = "was changed after it was written"
         elif isinstance(error, pickle.UnpicklingError) and archive:
@@ -51,6 +56,19 @@ def read(path: str) -> dict[str, Any]:
             reason = "cannot be read: it was cut off, or is no checkpoint"
         cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
         raise UsageError(f"the checkpoint {path} {reason} ({cause}). {fix} another checkpoint") from error
+
+
+def _newest_beside(path: str) -> str | None:
+    """The readable ``checkpoint_EPOCH_STEPS.pt`` of the most steps in the folder of a ``checkpoint_last.pt``."""
+    folder, name = os.path.split(path)
+    if name != "checkpoint_last.pt":
+        return None
+    names = (re.fullmatch(r"checkpoint_\d+_(\d+)\.pt", other) for other in os.listdir(folder or "."))
+    for found in sorted(filter(None, names), key=lambda found: int(found[1]), reverse=True):
+        with contextlib.suppress(UsageError):
+            read(os.path.join(folder, found[0]))
+            return os.path.join(folder, found[0])
+    return None
 
 
 def task_name(state: dict[str, Any]) -> str | None:

@@ -56,6 +56,22 @@ def test_a_checkpoint_that_was_cut_off(size, tmp_path):
     assert "cannot be read: it was cut off, or is no checkpoint (" in refusal(broken)
 
 
+def test_the_newest_readable_checkpoint_beside_a_damaged_last_one_is_named(tmp_path):
+    sound = {"model": torch.zeros(1000), "cfg": {}}
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_text("a text")
+    for name in ("checkpoint_best.pt", "checkpoint_9.pt"):
+        torch.save(sound, tmp_path / name)
+    assert refusal(last).endswith(" Restore a copy of it, or name another checkpoint")
+    for name in ("checkpoint_1_90.pt", "checkpoint_2_600.pt"):
+        torch.save(sound, tmp_path / name)
+    (tmp_path / "checkpoint_3_700.pt").write_text("a text")
+    newest = tmp_path / "checkpoint_2_600.pt"
+    advice = f" Copy {newest} over it, the newest one there that can be read, or name another checkpoint"
+    assert refusal(last).endswith(advice)
+    assert "Restore a copy" in refusal(tmp_path / "checkpoint_3_700.pt")
+
+
 def test_a_checkpoint_that_was_changed(tmp_path):
     path = tmp_path / "changed.pt"
     torch.save({"model": {"weight": torch.zeros(10_000)}, "cfg": {}}, path)
