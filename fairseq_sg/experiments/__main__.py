@@ -213,12 +213,15 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
         return 130
-    if args.index is None:
-        publish(plan, trials, prefix)
-        print(f"{(time.time() - started) / 60:.1f} minutes in all")
+    try:
+        if args.index is None:
+            publish(plan, trials, prefix)
+            print(f"{(time.time() - started) / 60:.1f} minutes in all")
+    finally:  # also where the results cannot be written
+        failed = _end(chosen)
     # How a training ended cannot be recorded on a full disk.
     unrecorded = any(not record.keys() & {"result", "diverged"} for record in ended)
-    return _end(chosen) or int(unrecorded)
+    return failed or int(unrecorded)
 
 
 def report_runs(args: argparse.Namespace) -> int:
@@ -226,7 +229,10 @@ def report_runs(args: argparse.Namespace) -> int:
     trials = plan.trials()
     if not any(saved(trial.run) for trial in trials):
         raise UsageError(f"{plan.out} has no runs of this plan: start them with `fairseq-sg experiments run`")
-    publish(plan, trials, _prefix(args, plan))
+    try:
+        publish(plan, trials, _prefix(args, plan))
+    finally:
+        failed = _end(trials)
     otherwise = [run for run in (trial.run for trial in trials) if result_of(run) and not evaluated(run)]
     if otherwise:
         print(
@@ -234,7 +240,7 @@ def report_runs(args: argparse.Namespace) -> int:
             f"{otherwise[0].folder}: numbers are missing until `fairseq-sg experiments run` evaluates again",
             file=sys.stderr,
         )
-    return _end(trials)
+    return failed
 
 
 def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
@@ -250,8 +256,12 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
                 found.bleu = by_length.score(plan, trials, found, found.bleu)
         finally:
             # Also where translations are missing: the other numbers are right.
-            found.write(_file(prefix))
-            written = render.write_pages(found, prefix)
+            try:
+                found.write(_file(prefix))
+                written = render.write_pages(found, prefix)
+            except OSError as error:  # that of a full disk names no file
+                where = f"{_file(prefix)}, or a page or figure of it,"
+                raise UsageError(f"{where} cannot be written: {of_system(error)}") from error
     print(f"\n{plan.recipe.title}\n{report.about_source(plan.recipe)}\n")
     lines = report.lines(found)
     print(report.as_text(report.table(plan.recipe, lines)))

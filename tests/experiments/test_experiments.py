@@ -14,7 +14,7 @@ import pytest
 from fairseq_sg.experiments import __main__ as command
 from fairseq_sg.experiments import memory, progress, recipe, results
 from fairseq_sg.experiments.results import Results
-from helpers.experiment_files import TINY, fail, finish, finished, planned, record, tiny, write_recipe
+from helpers.experiment_files import TINY, fail, finish, finished, planned, record, save, tiny, write_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +227,25 @@ def test_report_of_a_failed_training_is_an_error(here, capsys):
     trial.run.log.write_text("begin\nerror: there is no option --qk-nrom\n")
     assert command.main(["report", "tiny.yaml", "--rows", "good", "--device", "cpu", "--out", "out"]) == 1
     assert f"{message} (there is no option --qk-nrom)\n" in capsys.readouterr().err
+
+
+def test_a_full_disk_hides_no_failed_training(here, monkeypatch, capsys):
+    (trial, *_) = planned(here, rows="good", seeds="1").trials()
+    save(trial.run, failed="training")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
+    monkeypatch.setattr(command, "run_all", lambda runs, *_, **__: [{"failed": "training"} for _ in runs])
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Results, "write", full)
+    line = ["run", "tiny.yaml", "--rows", "good", "--seeds", "1", "--device", "cpu", "--out", "out"]
+    assert command.main(line) == 2
+    assert capsys.readouterr().err == (
+        "error: An LSTM_1 (seed 1) failed in training; see out/good-tiny-seed1\n"
+        "error: out/results.json, or a page or figure of it, cannot be written: No space left on device\n"
+    )
 
 
 def test_a_report_says_what_was_evaluated_otherwise(here, capsys):
