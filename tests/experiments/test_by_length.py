@@ -14,13 +14,13 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from fairseq_sg import files
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import __main__ as command
-from fairseq_sg.experiments import by_length, figures, records, results
+from fairseq_sg.experiments import by_length, figures, results
 from fairseq_sg.experiments.by_length import Bucket, System, Text, bootstrap, compare, make_buckets, read_text
 from fairseq_sg.experiments.plan import make_plan
 from fairseq_sg.experiments.recipe import read
+from helpers.experiment_files import save
 
 WORDS = "Ly đi xa thu về nhà mưa ăn cơm . , ngày".split()
 #: subset -> lengths of its sources, in words; the limit of training is 4
@@ -350,13 +350,6 @@ def planned(folder: Path, text: str = TINY, **more):
 RESULT = {
     "steps": 4, "generated": {"test": {"bleu": 3.0}, "gen": {"bleu": 2.0}}, "curve": [], "accuracy": {}, "loss": {},
 }  # fmt: skip
-
-
-def save(run, **more: object) -> None:
-    starts = [{"step": 0, "commit": "abc", "machine": {"cpu": "x"}}]
-    kept = {"settings": records.settings_of(run), "minutes": 1.0, "starts": starts}
-    run.folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(run.folder / "run.json", kept | more)
 
 
 def test_translations_of_a_recipe(tmp_path, capsys):
