@@ -74,8 +74,12 @@ class Plan:
         """Makes missing data folders.
 
         Raises:
-            UsageError: a folder needs a file from the user, cannot be made, or holds other data.
+            UsageError: a folder needs a file from the user, cannot be made, or holds other data; there is no
+                ``user_dir``.
         """
+        own = self.recipe.user_dir
+        if own and not Path(own).is_dir():
+            raise UsageError(f"user_dir: there is no folder {own}: start in the folder that has it, or give its path")
         for name in self.used():
             source = self.recipe.data[name]
             folder, command = self.data / source.folder, self.prepare_command(name)
@@ -145,7 +149,8 @@ class Plan:
         for name, text in recipe.analyses.items():
             place = str(folder / name)
             words = [filled(word, known) for word in shlex.split(text)]
-            found[name] = [*words, "--format", "none", "--out", place]
+            own = ["--user-dir", recipe.user_dir] if recipe.user_dir and "{checkpoint}" in text else []
+            found[name] = [*words, *own, "--format", "none", "--out", place]
             known[name] = place
         return found
 
@@ -170,6 +175,7 @@ class Plan:
             seed=seed,
             folder=folder,
             data=self.data / source.folder,
+            user_dir=recipe.user_dir or "fairseq_sg",
             prepare=source.prepare,
             steps=steps,
             arguments=[

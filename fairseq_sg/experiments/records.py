@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -157,7 +158,7 @@ def _checked(run: Run) -> dict[str, Any]:
 def settings_of(run: Run) -> dict[str, Any]:
     """What makes a training the same training."""
     best = [run.checkpoint_metric if run.best else "", next(iter(run.subsets))]
-    data = {"data": str(run.data), "prepare": run.prepare}
+    data = {"data": str(run.data), "prepare": run.prepare, "user_dir": run.user_dir}
     steps = {"steps": run.steps} if ends_with_training(run.arguments) else {}
     return {**data, "seed": run.seed, "arguments": run.arguments, "best": best, **steps}
 
@@ -201,7 +202,8 @@ def starts_with_this(run: Run, record: dict[str, Any], where: Mapping[str, str])
     if (record.get("result") or {}).get("steps") == run.steps:
         step = run.steps  # it is evaluated again, perhaps without its last checkpoint
     starts = [start for start in record.get("starts", []) if start["step"] < step]
-    start = {"commit": commit(), "machine": machine(gpu="--cpu" not in run.arguments, where=where)}
+    own = "" if run.user_dir == "fairseq_sg" else f" with {run.user_dir} {files_of(Path(run.user_dir))}"
+    start = {"commit": commit() + own, "machine": machine(gpu="--cpu" not in run.arguments, where=where)}
     if starts and all(starts[-1].get(key) == start[key] for key in start):
         return starts
     return [*starts, {"step": step, **start}]
@@ -226,6 +228,14 @@ def commit() -> str:
         return f"version {metadata.version('fairseq_sg')}"
     except (OSError, metadata.PackageNotFoundError):
         return "unknown"
+
+
+def files_of(folder: Path) -> str:
+    """A hash of the Python files in a folder, by their paths and bytes: twelve hexadecimal digits."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def visible_gpus() -> list[str]:

@@ -206,12 +206,12 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     So the rows of one table may be trained at different times and places.
 
     Raises:
-        UsageError: the earlier file has other data, arguments, steps, or another evaluation.
+        UsageError: the earlier file has other data, mechanisms, arguments, steps, or another evaluation.
     """
 
     def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
         arguments = [*recipe.arguments_of(row, data), "--batch-size-valid", str(recipe.batch_size_valid)]
-        training = [on_any_device(arguments), recipe.steps_of(row), recipe.data[data].prepare]
+        training = [recipe.user_dir, on_any_device(arguments), recipe.steps_of(row), recipe.data[data].prepare]
         chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
         if any(compares(one, data) for one in (before.recipe, now.recipe)):
             # The evaluations of which one is chosen, or several are summed up.

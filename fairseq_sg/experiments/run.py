@@ -24,6 +24,7 @@ class Run:
         prepare: the arguments of ``data_prep`` that make it.
         steps: ``--max-update``.
         arguments: all other arguments of ``fairseq-train``.
+        user_dir: ``--user-dir`` of fairseq's commands.
         subsets: evaluated during training and at the end; the values are their names in tables.
         shown: the quantity in the progress of training, one of ``QUANTITIES``.
         types: types and groups of examples whose accuracies are kept too.
@@ -47,6 +48,7 @@ class Run:
     steps: int
     arguments: list[str]
     subsets: dict[str, str]
+    user_dir: str = "fairseq_sg"
     prepare: str = ""
     shown: str = "accuracy"
     types: tuple[str, ...] = ()
@@ -77,7 +79,7 @@ class Run:
         best = ["--best-checkpoint-metric", quantity.logged] if self.best else []
         best += ["--maximize-best-checkpoint-metric"] if self.best and quantity.more_is_better else []
         return [
-            "fairseq-train", str(self.data), "--user-dir", "fairseq_sg", *self.arguments, *best,
+            "fairseq-train", str(self.data), "--user-dir", self.user_dir, *self.arguments, *best,
             "--seed", str(self.seed), "--max-update", str(self.steps), "--save-dir", str(self.folder),
             "--valid-subset", ",".join(self.subsets), "--log-format", "json",
         ]  # fmt: skip
@@ -98,7 +100,7 @@ class Run:
     def _evaluated(self, model_overrides: str | None = None) -> list[str]:
         overrides = self.model_overrides if model_overrides is None else model_overrides
         changed = ["--model-overrides", overrides] if overrides else []
-        return ["--user-dir", "fairseq_sg", "--task", self.task, "--path", str(self.checkpoint), *changed]
+        return ["--user-dir", self.user_dir, "--task", self.task, "--path", str(self.checkpoint), *changed]
 
     def outputs(self) -> dict[Path, list[str]]:
         """The commands of the evaluation, by the file of their output."""

@@ -171,6 +171,7 @@ class Recipe:
     Attributes:
         title, source: of the table. ``source`` names the paper, its table, seeds and unit.
         train: training arguments of all rows; then come those of the data, of the row, and ``override``.
+        user_dir: the folder of mechanisms of your own, ``--user-dir`` of all commands; from the current folder.
         override: the last arguments, so that a variant replaces sizes or rates of all rows.
         steps, validate_every: in updates.
         batch_size_valid: sentences of a batch in evaluation.
@@ -201,6 +202,7 @@ class Recipe:
     source: str = MISSING
     data: dict[str, Data] = MISSING
     train: str = MISSING
+    user_dir: str = ""
     override: str = ""
     steps: int = MISSING
     validate_every: int = MISSING

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -342,3 +343,27 @@ def test_a_slurm_array_trains_and_translates(tmp_path, monkeypatch, capsys):
         assert entry["subsets"][subset]["BLEU"]["score"] == pytest.approx(generated, abs=0.006)
     for end in ("-bleu.md", "-bleu.png", ".md", ".png"):
         assert (user / f"tiny{end}").stat().st_size > 200
+
+
+MINE = """\
+import fairseq_sg.plugin
+from fairseq_sg.modules.attention import SoftmaxAttention, register_attention
+
+register_attention("mine")(type("Mine", (SoftmaxAttention,), {}))
+"""
+
+
+def test_mechanisms_of_one_s_own_are_trained_and_analysed(tmp_path):
+    write_labelled(tmp_path / "tiny")
+    text = SHARED.replace("STEPS", "4").replace("--encoder-attention relative", "--encoder-attention mine")
+    (tmp_path / "tiny.yaml").write_text(f"user_dir: mechanisms\n{text}")
+    command = ("run", "tiny.yaml", "--device", "cpu", "--data", ".", "--rows", "good", "--seeds", "1")
+    refused = run(tmp_path, *command)
+    assert refused.code == 2 and refused.err.startswith("error: user_dir: there is no folder mechanisms: ")
+    (tmp_path / "mechanisms").mkdir()
+    (tmp_path / "mechanisms" / "__init__.py").write_text(MINE)
+    done = run(tmp_path, *command, SG_COMMIT="abc")
+    assert done.code == 0, done.out + done.err
+    (record,) = results.read(tmp_path / "runs" / "tiny" / "results.json").records
+    assert record["result"]["steps"] == 4 and record["result"]["analysed"]["overlap/total/iou/mean/0/1"] is not None
+    assert re.fullmatch(r"abc with mechanisms [0-9a-f]{12}", record["starts"][0]["commit"])
