@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -206,6 +206,22 @@ def _begin(run: Run, where: dict[str, str]) -> Job | None:
     return job
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait: a process that was started and is not yet a job's would go on alone."""
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in held:
+            signal.raise_signal(number)
+
+
+@_signals_held()
 def _train(jobs: list[Job]) -> None:
     """Starts the trainings of jobs at one place: one in a process of its own, several in one process."""
     if len(jobs) == 1:
@@ -323,6 +339,7 @@ def _finish_training(job: Job) -> None:
     _evaluate(job)
 
 
+@_signals_held()
 def _evaluate(job: Job) -> None:
     run = job.run
     # Evaluation is one shell command, so it is also one process to wait for.

@@ -180,6 +180,27 @@ sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs
             path.unlink()
 
 
+def test_a_signal_while_a_training_starts_ends_it(commands, tmp_path, monkeypatch):
+    """It comes after the process has begun, and before the runner knows it."""
+    commands["r"] = "exec sleep 600"
+    launch, started = jobs._launch, []
+
+    def interrupted(*arguments, **more):
+        started.append(launch(*arguments, **more))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(jobs, "_launch", interrupted)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            jobs.run_all([make_run(tmp_path / "r")], 1, lambda *_: None)
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert started[0].wait(60) == -signal.SIGTERM
+
+
 def test_the_environment_of_trainings(monkeypatch):
     monkeypatch.setenv("LOGLEVEL", "WARNING")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
