@@ -4,10 +4,14 @@ fairseq-sg options              all options, then fairseq's own
 fairseq-sg options linear       those of a mechanism, architecture, criterion, task, optimizer or schedule
 fairseq-sg options --qk-norm    one option
 fairseq-sg options --markdown   the page docs/options.md
+
+With --user-dir DIR behind, those of mechanisms of your own, too.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import sys
 import textwrap
@@ -332,13 +336,22 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def main(line: Sequence[str] | None = None) -> int:
     """Prints the options. Returns the exit status: 2 for an unknown name."""
-    arguments = list(sys.argv[1:] if line is None else line)
+    arguments, folder = list(sys.argv[1:] if line is None else line), None
+    if arguments[-2:-1] == ["--user-dir"]:
+        *arguments, _, folder = arguments
     if len(arguments) > 1 or set(arguments) & {"-h", "--help"}:
         print(__doc__.strip())
         return 0 if len(arguments) == 1 else 2
+    from fairseq.utils import import_user_module
+
     import fairseq_sg.plugin  # noqa: F401
     from fairseq_sg.command_line import nearest
 
+    if folder is not None:
+        if not os.path.isdir(folder):
+            print(f"error: there is no folder {folder}: give that of your own mechanisms", file=sys.stderr)
+            return 2
+        import_user_module(argparse.Namespace(user_dir=folder))
     if arguments == ["--markdown"]:
         print(markdown(), end="")
         return 0

@@ -61,6 +61,10 @@ def test_attention_of_a_users_own_directory(data, mine, tmp_path):
     assert missing.code == 1 and missing.err.startswith("error: unknown attention 'mean'"), missing.err
     assert missing.err.endswith(f"{checkpoint} was trained with --user-dir {mine}, so give that\n")
     assert "subset" in check(run("fairseq_sg.evaluate", checkpoint, "--user-dir", mine, **environment))
+    shown = check(run("fairseq_sg.options", "mean", "--user-dir", mine, **environment))
+    assert shown.startswith("attention mean, chosen by --encoder-attention, ") and "  --mean-scale\n" in shown
+    nowhere = run("fairseq_sg.options", "mean", "--user-dir", tmp_path / "nowhere", **environment)
+    assert nowhere.code == 2 and nowhere.err.startswith(f"error: there is no folder {tmp_path / 'nowhere'}: ")
     wrong = run(
         "fairseq-train",
         *training(data, tmp_path / "no", *SHORT, "--mean-scale", "2", "--user-dir", mine),
