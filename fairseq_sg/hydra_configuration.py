@@ -73,6 +73,14 @@ def _add_defaults(add_defaults, cfg) -> None:
     command_line.check(cfg, "train")
 
 
+def in_sweep() -> bool:
+    """Whether this training is a job of hydra's ``--multirun``."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
 def nearest(group: str, option: str, names: Iterable[str]) -> str:
     """The options that may have been meant by one that is none of ``names``, as the end of a message."""
     return command_line.nearest(f"{group}.{option}", [f"{group}.{name}" for name in names])

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fairseq_sg import checkpoints, compat, ranges
+from fairseq_sg import checkpoints, compat, hydra_configuration, ranges
 from fairseq_sg.checkpoints import values
 from fairseq_sg.command_line import dataclasses_of
 from fairseq_sg.errors import UsageError
@@ -207,6 +207,11 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
     data = (state.get("task_state") or {}).get("trained_on")
     trainer.task.check_resumed(data, begins or cfg.reset_dataloader)
     if other := other_options(there, trainer.cfg, OF_WEIGHTS if new else COMPARED):
+        if not new and hydra_configuration.in_sweep():
+            raise UsageError(
+                f"the checkpoint {path} was trained with other options: {', '.join(other)}. Each job of a sweep needs "
+                "a checkpoint.save_dir of its own: put the swept options into it, such as runs/'${model.qk_norm}'"
+            )
         does = "a new training begins" if new else "training resumes"
         logger.warning(
             "the checkpoint was trained with other options; %s with those of this command: %s", does, ", ".join(other)

@@ -6,7 +6,7 @@ A figure is at most two panels wide. matplotlib is imported only to draw.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +113,28 @@ def _names(recipe: Recipe) -> dict[str, str]:
     return {c.subset: name for name, c in reversed(whole.items())}
 
 
+def _of_columns(recipe: Recipe, height: Callable[[int], float], **options: Any) -> tuple[Any, list[Any]]:
+    """A figure with a panel for each column, in rows of ``height``, which may depend on their number; its panels."""
+    columns, across = len(recipe.columns), _across(recipe)
+    down = -(-columns // across)
+    figure, rows = grid(down, across, height(down), **options)
+    panels = list(rows.flatten())
+    for axes in panels[columns:]:
+        axes.remove()
+    return figure, panels[:columns]
+
+
+def _across(recipe: Recipe) -> int:
+    """The panels of a row of ``_of_columns``."""
+    return len(recipe.columns) if len(recipe.columns) <= ACROSS else FEW
+
+
 def bars(results: Results) -> Any:
     """Our numbers as bars, a point per seed, and the published numbers as diamonds with their standard deviation."""
     recipe, found = results.recipe, lines(results)
     found = [line for line in found if any(c.values or c.published for c in line.cells.values()) or line.diverged]
-    columns = list(recipe.columns)
-    across = len(columns) if len(columns) <= ACROSS else FEW
-    down = -(-len(columns) // across)
-    figure, rows = grid(down, across, max(0.55 + 0.24 * len(found), 1.2 / down), sharey=True)
-    panels = rows.flatten()
-    for axes in panels[len(columns) :]:
-        axes.remove()
-    for axes, key in zip(panels, columns):
+    figure, panels = _of_columns(recipe, lambda down: max(0.55 + 0.24 * len(found), 1.2 / down), sharey=True)
+    for axes, key in zip(panels, recipe.columns):
         for y, line in enumerate(found):
             cell = line.cells.get(key)
             if cell is None:
@@ -141,7 +151,7 @@ def bars(results: Results) -> Any:
             elif cell.published:
                 axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
         # The labels of narrow panels would touch.
-        gap = " " if across <= NARROW else "\n"
+        gap = " " if _across(recipe) <= NARROW else "\n"
         unit = _unit(recipe, key)
         axes.set(xlabel=f"{key},{gap}{unit}" if unit else key, yticks=range(len(found)))
         several = len(recipe.data) > 1
@@ -277,7 +287,7 @@ def sweep(results: Results) -> Any:
     Rows without x are horizontal levels.
     """
     recipe, found = results.recipe, lines(results)
-    figure, (panels,) = grid(1, len(recipe.columns), 2.4)
+    figure, panels = _of_columns(recipe, lambda down: 2.4)
     for axes, key in zip(panels, recipe.columns):
         of_data: dict[str, dict[float, list[float]]] = {}
         levels: dict[str, list[float]] = {}

@@ -75,8 +75,11 @@ class Plan:
 
         Raises:
             UsageError: a folder needs a file from the user, cannot be made, or holds other data; there is no
-                ``user_dir``.
+                ``user_dir``; a training needs a GPU.
         """
+        for row in self.rows if self.device == "cpu" else ():
+            if any("--amp" in self.recipe.arguments_of(row, data) for data in self.recipe.data_of(row)):
+                raise UsageError(f"the row {row!r} trains with --amp, which needs a GPU: leave --device cpu out there")
         own = self.recipe.user_dir
         if own and not Path(own).is_dir():
             raise UsageError(f"user_dir: there is no folder {own}: start in the folder that has it, or give its path")

@@ -132,6 +132,21 @@ def test_a_misspelt_configuration_is_named(command, data, tmp_path):
     assert not list(tmp_path.rglob("*.pt"))
 
 
+def test_jobs_of_a_sweep_that_share_a_folder_are_refused(data, tmp_path):
+    """The second would find the checkpoint of the first. A sweep with folders of its own runs, and runs again."""
+    common = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"task.data={data}", "optimization.max_update=1"]
+    common += ["dataset.max_valid_steps=1", "dataset.num_workers=0", "model.qk_norm=l1,l2"]
+    for _ in range(2):
+        done = run(
+            "fairseq_sg.hydra_train", "-m", *CONFIG, *common, f"checkpoint.save_dir={tmp_path}/${{model.qk_norm}}"
+        )
+        assert done.code == 0, done.err
+    assert all((tmp_path / norm / "checkpoint_last.pt").exists() for norm in ("l1", "l2"))
+    refused = run("fairseq_sg.hydra_train", "-m", *CONFIG, *common, f"checkpoint.save_dir={tmp_path}/shared")
+    message = f"the checkpoint {tmp_path}/shared/checkpoint_last.pt was trained with other options: --qk-norm l1 "
+    assert refused.code == 1 and message in refused.err and "put the swept options into it" in refused.err
+
+
 def test_a_training_with_the_plugin_loaded_first_prints_no_noise(data, tmp_path):
     """In a process of its own: some of the noise is of imports. The advice of the configuration's file is followed."""
     overrides = [f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", "+model.encoder_layers=1"]

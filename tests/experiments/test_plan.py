@@ -47,6 +47,16 @@ def test_a_run_of_the_plan(tmp_path):
     assert "--cpu" in on_cpu.train_command() and "--cpu" in on_cpu.validate_command()
 
 
+def test_a_training_that_needs_a_gpu_is_refused_before_data_are_made(tmp_path):
+    text = TINY.replace("--lr 1e38", "--lr 1e38 --amp")
+    with pytest.raises(UsageError, match="the row 'bad' trains with --amp, which needs a GPU"):
+        planned(tmp_path, text, data=tmp_path).prepare()
+    with pytest.raises(UsageError, match="'tiny'|not made"):
+        planned(
+            tmp_path, text.replace("ctl --order forward", "cfq --raw-dir FILE"), rows="good", data=tmp_path
+        ).prepare()
+
+
 def test_graphs_of_steps(tmp_path):
     """They are part of a training, and of the options that select it again; graphs need no worker of batches."""
     recipe = tiny(tmp_path)
