@@ -79,7 +79,9 @@ class Plan:
         """
         for row in self.rows if self.device == "cpu" else ():
             if any("--amp" in self.recipe.arguments_of(row, data) for data in self.recipe.data_of(row)):
-                raise UsageError(f"the row {row!r} trains with --amp, which needs a GPU: give --device cuda where there is one")
+                raise UsageError(
+                    f"the row {row!r} trains with --amp, which needs a GPU: give --device cuda where there is one"
+                )
         own = self.recipe.user_dir
         if own and not Path(own).is_dir():
             raise UsageError(f"user_dir: there is no folder {own}: start in the folder that has it, or give its path")
