@@ -113,7 +113,8 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     """
     dataset = loaded.subset(name)
     if isinstance(dataset, Text):
-        found = summary(scores(loaded, dataset, batch_size), TEXT_COLUMNS)
+        of_each = scores(loaded, dataset, batch_size)
+        found = summary(of_each, TEXT_COLUMNS) | not_finite(of_each)
         found["ppl"] = 2 ** found["nll_loss"]
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
         return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
@@ -126,7 +127,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
         )
     told = SENTENCE_COLUMNS if loaded.has_decoder or loaded.labels_words else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)
-    found = summary(of_each, told)
+    found = summary(of_each, told) | not_finite(of_each)
     parts = {"types": by_type(loaded, name)}
     if not loaded.reads_images:
         parts["lengths"] = by_length(loaded.lengths(name, dataset, side_of_lengths(loaded)))
@@ -180,6 +181,12 @@ def summary(of_each: np.ndarray, told: Sequence[str]) -> dict[str, float]:
         "nll_loss": nll / tokens / math.log(2),
     }
     return {name: found[name] for name in told}
+
+
+def not_finite(of_each: np.ndarray) -> dict[str, int]:
+    """``not_finite``, the number of sentences whose cross entropy is NaN or infinite; without any, nothing."""
+    count = int((~np.isfinite(of_each[3])).sum())
+    return {"not_finite": count} if count else {}
 
 
 def by_type(loaded: Loaded, subset: str) -> dict[str, np.ndarray]:
@@ -241,7 +248,12 @@ def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
     cells = [["subset", "part", *(columns[key][0] for key in shown)]]
     for name, part, values in rows:
         cells.append([name, part, *(columns[key][1].format(values[key]) if key in values else "" for key in shown)])
-    return aligned(cells, left=2)
+    return aligned(cells, left=2) + [
+        f"{name}: the loss of {found['not_finite']:,} {'segments' if of_text else 'sentences'} is NaN or infinite. Has "
+        "the training diverged? An earlier checkpoint may be from before"
+        for name, found in subsets.items()
+        if "not_finite" in found
+    ]
 
 
 def main(line: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,20 @@ def check(args: Any, left_pad_target: bool = False) -> None:
             "fairseq reads --prefix-size and --score-reference from the left end of targets, where --left-pad-target "
             "has padding: leave it out, outputs do not depend on it"
         )
+
+
+def with_scores(generate: Callable, *args, **kwargs) -> list:
+    """The outputs of fairseq's ``generate``. Raises UsageError where no hypothesis has a score: its search fails."""
+    try:
+        return generate(*args, **kwargs)
+    except AssertionError as error:
+        # Its step is the last, and no output has ended.
+        if not re.fullmatch(r"(\d+) < \1", str(error)):
+            raise
+        raise UsageError(
+            "fairseq's search finds no output with a finite score. If `fairseq-sg evaluate` has a loss of NaN, the "
+            "training has diverged: take an earlier checkpoint"
+        ) from error
 
 
 #: Options that fairseq's parsers of evaluations have and its commands do not read, with what to do.

@@ -94,7 +94,7 @@ def _present_options(config, options: Iterable[str]) -> list[str]:
 
 def check_excluded(config, used: Iterable[type[Mechanism]]) -> None:
     """Raises UsageError for an option that a mechanism of the model excludes."""
-    for cls in used:
+    for cls in sorted(used, key=lambda cls: cls.registered_name):
         for name in sorted(cls.excludes):
             if getattr(config, name, None) not in (None, config.declared[name]):
                 flags = next(registry.option for registry in MECHANISMS if registry.get(cls.registered_name) is cls)

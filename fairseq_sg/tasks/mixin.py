@@ -288,7 +288,7 @@ class SGTask:
     def build_generator(self, models, args, *more, **kwargs):
         """fairseq's generator, whose first output may be the end symbol where ``args`` say nothing of ``min_len``.
 
-        Raises UsageError for options that it gets wrong (``generation``).
+        Raises UsageError for options that it gets wrong (``generation``), and where no output has a score.
         """
         if self.generates_nothing:
             raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")
@@ -307,6 +307,7 @@ class SGTask:
         if getattr(generator, "min_len", 1) == 0:
             # One of the words but padding is then the end symbol, which a larger beam would extend.
             generator.beam_size = min(generator.beam_size, words - 2)
+        wrap(generator, "generate", generation.with_scores)
         return generator
 
     # Models and training.

@@ -12,11 +12,14 @@ import pytest
 pytest.importorskip("fairseq")
 
 import numpy as np
+import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.logging import metrics
 
 from fairseq_sg import evaluate, files
 from fairseq_sg.analysis import load
+from fairseq_sg.errors import UsageError
 from fairseq_sg.evaluate import main
 from helpers import analysis_models
 
@@ -175,6 +178,28 @@ def test_a_language_model_of_another_task(mode, folders, tmp_path, capsys, monke
     assert main([str(path), "--cpu"]) == 1
     command = f"fairseq-eval-lm {folders['text']} --user-dir fairseq_sg --path {path} --gen-subset valid"
     assert capsys.readouterr().err.endswith(f"run {command} --tokens-per-sample 5 --sample-break-mode {mode}\n")
+
+
+def test_a_model_whose_outputs_are_nan(folders, tmp_path, evaluated):
+    """Of some sentences: the number is said, and fairseq-generate says what it cannot do."""
+    path = analysis_models.checkpoint(tmp_path / "model.pt", folders["pairs"], "softmax")
+    (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    task.load_dataset("gen")
+    dataset = task.dataset("gen")
+    word = int(dataset[0]["source"][1])  # The first is the begin symbol.
+    state = torch.load(path, weights_only=True)
+    for weights in (state["model"], model.state_dict()):
+        weights["encoder.embedding.tokens.weight"][word] = math.nan
+    torch.save(state, path)
+    count = sum(word in example["source"] for example in (dataset[i] for i in range(len(dataset))))
+    assert 0 < count < len(dataset)
+    numbers, lines = evaluated(path, "--subset", "gen")
+    assert numbers["subsets"]["gen"]["not_finite"] == count
+    assert any(line.startswith(f"gen: the loss of {count} sentences is NaN or infinite. Has the") for line in lines)
+    generator = task.build_generator([model.eval()], GenerationConfig(beam=2))
+    batch = next(task.get_batch_iterator(dataset, max_sentences=len(dataset)).next_epoch_itr(shuffle=False))
+    with pytest.raises(UsageError, match="finds no output with a finite score. If `fairseq-sg evaluate` has a loss"):
+        task.inference_step(generator, [model], batch)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
