@@ -30,7 +30,7 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
 from fairseq_sg.analysis.options import Parser, finish, from_0
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.figures import COLOURS, PAGE, pyplot
+from fairseq_sg.experiments.figures import COLOURS, grid, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
 from fairseq_sg.files import read_manifest, write_json
 from fairseq_sg.models import constructions
@@ -231,8 +231,7 @@ def write_figures(args: argparse.Namespace) -> None:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draws both figures into one file."""
-    plt = pyplot()
-    figure, panels = plt.subplots(2, 2, figsize=(PAGE, 5.2), layout="constrained")
+    figure, panels = grid(2, 2, 2.6)
     for axes, (name, curves) in zip(panels[0], found["by_length"].items(), strict=True):
         for colour, (label, points) in zip(COLOURS, curves.items(), strict=False):
             lengths = [point["length"] for point in points]

@@ -107,9 +107,8 @@ def counted(batch: dict[str, Any]) -> dict[str, Any]:
     """A batch whose number of tokens is a tensor, as it differs between batches of one shape."""
     if not isinstance(batch.get("ntokens"), int):
         return batch
-    tensors: list[Tensor] = []
-    described(batch, tensors)
-    return batch | {"ntokens": torch.full((), batch["ntokens"], device=tensors[0].device if tensors else None)}
+    device = next((part.device for part in batch.values() if isinstance(part, Tensor)), None)
+    return batch | {"ntokens": torch.full((), batch["ntokens"], device=device)}
 
 
 def described(value: Any, tensors: list[Tensor]) -> tuple:

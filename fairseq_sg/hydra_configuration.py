@@ -98,12 +98,11 @@ def _refuse_missing(hydra) -> None:
 
     name = hydra.job.config_name
     folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    if name and not any(os.path.isfile(os.path.join(folder, f"{name}.yaml")) for folder in folders):
+    files = [path for folder in folders if os.path.isfile(path := os.path.join(folder, f"{name}.yaml"))]
+    if name and not files:
         raise UsageError(no_configuration(name, folders[-1]))
     given = [override.lstrip("+").partition("=")[0] for override in hydra.overrides.task]
-    for source in hydra.runtime.config_sources:
-        path = os.path.join(source.path, f"{hydra.job.config_name}.yaml")
-        if source.schema == "file" and os.path.isfile(path):
-            for key in sorted(OmegaConf.missing_keys(OmegaConf.load(path))):
-                if not any(key == name or key.startswith(f"{name}.") for name in given):
-                    raise UsageError(f"{key} is missing: give {key}=…")
+    for path in files:
+        for key in sorted(OmegaConf.missing_keys(OmegaConf.load(path))):
+            if not any(key == option or key.startswith(f"{option}.") for option in given):
+                raise UsageError(f"{key} is missing: give {key}=…")

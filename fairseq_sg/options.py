@@ -30,6 +30,7 @@ CHAPTERS = {
     "position": ("Positions", "attention.md#positions"),
     "update": ("Updates", "attention.md#updates"),
     "depth": ("Depth", "attention.md#depth"),
+    "norm": ("Norms", "attention.md#norms"),
     "feedforward layer": ("Feedforward layers", "feedforward.md"),
     "controller": ("Controllers of a memory", "memory.md"),
     "criterion": ("Criteria", "attention.md#the-orthogonality-loss"),
@@ -152,13 +153,7 @@ def fairseq_sections() -> Iterator[Section]:
     from fairseq.dataclass.configs import FairseqConfig
 
     for f in fields(FairseqConfig):
-        if is_dataclass(f.type) and f.name in (
-            "common",
-            "dataset",
-            "optimization",
-            "checkpoint",
-            "distributed_training",
-        ):
+        if f.name in ("common", "dataset", "optimization", "checkpoint", "distributed_training"):
             yield Section(f"fairseq's own: {f.name}", set(), _shown(fields(f.type)))
 
 

@@ -116,6 +116,7 @@ def test_the_page_of_options_is_what_the_command_makes():
     from fairseq_sg import options
 
     assert (DOCS / "options.md").read_text() == options.markdown()
+    assert {owner.kind for owner in options.owners()} == set(options.CHAPTERS)
 
 
 def test_papers_of_mechanisms_are_those_of_the_tables():

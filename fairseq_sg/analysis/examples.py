@@ -16,7 +16,7 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.tasks import setup_task
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_sg.analysis.checkpoint import Loaded
@@ -150,11 +150,9 @@ def open_examples(loaded: Loaded, name: str, folder: str | None = None) -> Examp
 
 def _of_folder(loaded: Loaded, folder: str) -> Loaded:
     """The same model with the task of another folder."""
-    cfg = OmegaConf.create(OmegaConf.to_container(loaded.cfg.task)) if OmegaConf.is_config(loaded.cfg.task) else None
-    if cfg is None:
+    if not OmegaConf.is_config(loaded.cfg.task):
         raise UsageError("another data folder needs a checkpoint of this plugin's tasks")
-    with open_dict(cfg):
-        cfg.data = folder
+    cfg = OmegaConf.create(OmegaConf.to_container(loaded.cfg.task) | {"data": folder})
     return dataclasses.replace(loaded, task=setup_task(cfg), data=folder)
 
 

@@ -333,13 +333,12 @@ class SGCriterion(LayerLosses):
         return self.add_losses(loss, sample_size, model, extra, logs), sample_size, logs
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Logs the sums over all workers and accumulated batches, each by its own count."""
-
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
+        """Logs the sums over all workers and accumulated batches, each by its own count; returns the sums."""
         sums = sums_of_logs(logging_outputs)
         sample_size, predictions, sentences = sums["sample_size"], sums["ntokens"], sums["nsentences"]
         if not sample_size or not predictions:
-            return
+            return sums
         metrics.log_scalar("loss", sums["loss"] / sample_size / math.log(2), sample_size, round=4)
         metrics.log_scalar("nll_loss", sums["nll_loss"] / predictions / math.log(2), predictions, round=4)
         metrics.log_scalar("accuracy", 100.0 * sums["n_exact"] / sentences, sentences, round=4)
@@ -347,6 +346,7 @@ class SGCriterion(LayerLosses):
             metrics.log_scalar("token_accuracy", 100.0 * sums["n_tokens_right"] / predictions, predictions, round=4)
         log_breakdown(sums)
         cls.log_losses(sums, "nll", sums["nll_loss"], math.log(2))
+        return sums
 
 
 def split(emitted: AuxLosses) -> tuple[AuxLosses, dict[str, Tensor]]:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fairseq_sg.criterions.base import Score, SGCriterion, SGCriterionConfig
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.breakdown import sums_of_logs
 
 
 @dataclass
@@ -59,10 +58,9 @@ class Tagging(SGCriterion):
         return Score(loss, nll, right.eq(labels), labels.sum(), right.sum(), (labels, right))
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Logs the sums over all workers and accumulated batches, each by its own count."""
-        super().reduce_metrics(logging_outputs)
-        sums = sums_of_logs(logging_outputs)
-        labels = sums["ntokens"]
-        if labels:
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
+        """See the base class; also logs ``word_error``."""
+        sums = super().reduce_metrics(logging_outputs)
+        if labels := sums["ntokens"]:
             metrics.log_scalar("word_error", 100.0 * (1 - sums["n_tokens_right"] / labels), labels, round=4)
+        return sums

@@ -107,7 +107,7 @@ def _courses(results: Results) -> dict[str, dict[str, list[Curve]]]:
 
 
 def _names(recipe: Recipe) -> dict[str, str]:
-    """subset -> the column of its accuracy."""
+    """subset -> its first column, of all its examples and without overrides."""
     columns = {name: c for name, c in recipe.columns.items() if c.metric != "analysis"}
     whole = {name: c for name, c in columns.items() if not c.model_overrides and not c.type}
     return {c.subset: name for name, c in reversed(whole.items())}

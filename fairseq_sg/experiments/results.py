@@ -89,13 +89,9 @@ class Results:
     def machines(self) -> list[dict[str, Any]]:
         return [json.loads(m) for m in sorted({json.dumps(start["machine"]) for start in self._starts()})]
 
-    def steps_of(self, row: str) -> int:
-        """The steps of a finished training of a row."""
-        return self.recipe.steps_of(row, self.steps_scale)
-
     def finished(self, record: Record) -> bool:
         """Whether a training has made all its steps and its evaluation has not failed, or it has diverged."""
-        every = record.get("result", {}).get("steps") == self.steps_of(record["row"])
+        every = record.get("result", {}).get("steps") == self.recipe.steps_of(record["row"], self.steps_scale)
         return "diverged" in record or (every and "failed" not in record)
 
     def of(self, row: str, data: str) -> list[Record]:

@@ -136,8 +136,7 @@ class SGTaggingTask(SGTranslationTask):
         logits = logits.float()
         if self.target_bits is None:
             classes = (target - self.target_dictionary.nspecial).clamp(min=0)
-            smoothing = {"label_smoothing": label_smoothing}
-            return F.cross_entropy(logits.transpose(1, 2), classes, reduction="none", **smoothing)
+            return F.cross_entropy(logits.transpose(1, 2), classes, reduction="none", label_smoothing=label_smoothing)
         bits = self.bits_on(logits.device)[target]  # (B, N, K)
         return F.binary_cross_entropy_with_logits(logits, bits, reduction="none").sum(-1)
 

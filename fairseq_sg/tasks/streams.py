@@ -122,9 +122,3 @@ class Streams(FairseqDataset):
             },
             "units": {unit: per_token * sum(lengths) for unit, per_token in self.text.units.items()},
         }
-
-    def size(self, index: int) -> int:
-        start, end = self.bounds_of(index)
-        return end - start
-
-    num_tokens = size

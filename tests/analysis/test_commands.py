@@ -330,6 +330,23 @@ def test_several_models_in_one_picture_with_their_seeds():
     assert reach == [[20, 40], [50]] * 2 or reach == [[20, 40], [50, 50]] * 2
 
 
+def of_right(right: list[int]) -> Result:
+    """The result of one checkpoint for three sentences: two of two words, and one of three."""
+    right, groups = np.array(right, dtype=bool), np.array([2, 2, 3])
+    table = accuracy.tabulate(right, groups, None)
+    subset = {"sentences": 3, "right": int(right.sum()), "targets": "x", "groups": table}
+    return Result({"gen.right": right, "gen.group": groups}, {"by": "target_length", "subsets": {"gen": subset}})
+
+
+def test_a_comparison_has_every_seed_and_their_means():
+    found = accuracy.combine({"a": [of_right([1, 1, 1]), of_right([0, 1, 0])], "b": [of_right([0, 0, 1])]})
+    assert found.facts["models"]["a"]["gen"]["accuracy"] == pytest.approx([100, 100 / 3])
+    assert found.facts["models"]["a"]["gen"]["groups"] == {"2": [100.0, 50.0], "3": [100.0, 0.0]}
+    assert [line.split() for line in found.summary[-3:]] == [
+        ["gen", "sentences", "a", "b"], ["2", "2", "75.00", "0.00"], ["3", "1", "50.00", "100.00"]
+    ]  # fmt: skip
+
+
 def test_a_comparison_of_models(saved, tmp_path, capsys):
     softmax, mixed, gated = (saved(kind) for kind in ("softmax", "mixed", "gated"))
     line = ["--subset", "valid,gen", "--device", "cpu"]

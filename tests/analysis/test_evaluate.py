@@ -85,6 +85,9 @@ def test_parts_of_a_subset_add_up(kind, saved, evaluated):
                 assert sum(row.get(key, 0) for row in rows) == found.get(key, 0)
             per = "tokens" if "tokens" in found else "sentences"
             assert sum(row["nll_loss"] * row[per] for row in rows) == pytest.approx(found["nll_loss"] * found[per])
+        for length, row in found.get("lengths", {}).items() if kind == "softmax" else ():
+            # Its sentences, not as many others; each has an end symbol.
+            assert row["tokens"] == row["sentences"] * (int(length) + 1)
         words = load(saved(kind)).subset(name)
         count = (words.tgt_sizes if kind == "softmax" else words.src_sizes) - (1 if kind == "softmax" else 2)
         assert list(found.get("lengths", ())) == [str(n) for n in np.unique(count)] * (len(np.unique(count)) > 1)

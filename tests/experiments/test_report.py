@@ -32,6 +32,7 @@ FAIL = Published("Fail", fail=True)
         ([0.6, 0.7, 0.9], 0, MEDIAN, "median", "within one std"),  # of ours, 0.15, where none is printed
         ([0.70], 0, MEDIAN, "median", "above"),
         ([0.1, 0.62, 0.61], 0, MEDIAN, "median", "within one std"),
+        ([0.5, 0.7], 0, Published("0.73", 0.73, None, 0.005), "mean", "within one std"),  # of the sample, 0.14
         ([50.0], 2, SPREAD, "mean", "within one std"),
         ([], 3, SPREAD, "mean", "fail"),
         ([], 3, FAIL, "mean", "fail, as published"),
@@ -99,6 +100,7 @@ def test_steps_of_a_column_scale_with_the_training(tmp_path):
     line = report.lines(found)[0]
     assert line.cells["OOD-20"].values == [0.08] and line.steps == 20
     assert report.table(found.recipe, [line])[1][2] == "20 of 40"
+    assert "good,An LSTM_1,tiny,1,20,OOD-20,0.08" in report.as_csv(found).splitlines()
 
 
 def test_a_column_later_than_the_training_is_empty(tmp_path):
@@ -428,6 +430,13 @@ def test_comparison(recipe):
     ]
     alone = report.compare(of_seeds(recipe, good=[10.0]), other, ("one", "other"))
     assert alone[1:] == [["An LSTM_1", "tiny", "OOD", "10.0", "16.0 ± 2.8", "+6.0", "–"]]
+
+
+def test_a_difference_between_one_and_two_standard_errors(recipe):
+    """Two seeds and three: standard error √(2/2 + 4/3) = 1.53."""
+    one, other = of_seeds(recipe, good=[10.0, 12.0]), of_seeds(recipe, good=[12.0, 14.0, 16.0])
+    (row,) = report.compare(one, other, ("one", "other"))[1:]
+    assert row[3:] == ["11.0 ± 1.4", "14.0 ± 2.0", "+3.0 ± 1.5", "no"]
 
 
 def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
