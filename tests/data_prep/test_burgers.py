@@ -205,3 +205,12 @@ def test_refusals(options, message, tmp_path, capsys):
         code = error.code
     assert code in (1, 2) and message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("period", "ratio"), [("2pi", 0.81), ("1", 0.016)])
+def test_the_equation_has_the_period_that_was_asked_for(period, ratio, tmp_path):
+    """On the shorter interval, most of a wave has decayed at t = 1."""
+    sizes = "--points 512 --grid 512 --test-grids none --train 40 --valid 1 --test 1"
+    assert main(["burgers", "--period", period, *sizes.split(), "--out", str(tmp_path / "o")]) == 0
+    a, u = (np.load(tmp_path / "o" / f"train.{name}.npy") for name in ("input", "target"))
+    assert (np.linalg.norm(u, axis=1) / np.linalg.norm(a, axis=1)).mean() == pytest.approx(ratio, rel=0.2)

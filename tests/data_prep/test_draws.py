@@ -43,3 +43,24 @@ def test_a_share_is_the_decimal_fraction_that_was_typed(percent: int) -> None:
 def test_the_default_shares_are_those_of_binary_fractions(default: float, number: int) -> None:
     """So the defaults draw what earlier versions drew."""
     assert int(exact(default) * number) == int(number * default)
+
+
+SMALL = "--train 100 --test 10 --raw-only"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("parity", f"--train-lengths 12 --test-lengths 20 {SMALL}"),
+        *((name, SMALL) for name in ("repeat_copy", "associative_recall", "key_value")),
+    ],
+)
+def test_every_subset_is_drawn_from_the_seed(name: str, options: str, run, tmp_path) -> None:
+    folders = [tmp_path / seed / "raw" for seed in ("5", "6")]
+    for folder in folders:
+        assert run(name, *options.split(), "--seed", folder.parent.name, "--out", folder.parent).code == 0
+    subsets = sorted(path.name for path in folders[0].glob("*.src"))
+    assert len(subsets) >= 3
+    for subset in subsets:
+        one, other = ((folder / subset).read_text() for folder in folders)
+        assert one != other, subset

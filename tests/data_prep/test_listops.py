@@ -301,3 +301,8 @@ def test_wrong_command(options: str, message: str, run, tmp_path: Path) -> None:
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith(f"error: {message}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_subset_is_drawn_from_the_seed() -> None:
+    one, other = (sample_sets(20, 20, seed, 1) for seed in (5, 6))
+    assert all(list(one[name].pairs()) != list(other[name].pairs()) for name in listops.ORDER)

@@ -139,13 +139,13 @@ def run(name: str, raw: Path, options: str, out: Path) -> int:
         return error.code
 
 
-WAVES = "--train 150 --valid 30 --test 20 --grid 64 --test-grids 32,128"
+WAVES = "--train 130 --valid 30 --test 20 --grid 64 --test-grids 32,128"
 
 
 def test_burgers(burgers_folder, tmp_path):
     out = tmp_path / "out"
     assert run("burgers", burgers_folder, WAVES, out) == 0
-    given, rows = waves(), {"train": slice(0, 150), "valid": slice(150, 180), "test": slice(180, 200)}
+    given, rows = waves(), {"train": slice(0, 130), "valid": slice(150, 180), "test": slice(180, 200)}
     rows |= {"test_32": rows["test"], "test_128": rows["test"]}
     expected = {"input": given["a"], "target": given["u"], "gradient": spectral_derivative(given["u"])}
     for subset, chosen in rows.items():
@@ -161,7 +161,7 @@ def test_burgers(burgers_folder, tmp_path):
     request = manifest["request"]
     assert request["source_sha256"] == [digest] and request["points"] == 128
     assert not {"seed", "viscosity", "time", "period"} & set(request)
-    assert manifest["membership"].startswith("train are the first 150 functions of the file, test the last 20, valid")
+    assert manifest["membership"].startswith("train are the first 130 functions of the file, test the last 20, valid")
 
 
 def test_a_prepared_folder_belongs_to_its_file(burgers_folder, tmp_path, capsys):
@@ -247,7 +247,7 @@ def test_a_folder_of_published_files_can_be_trained_on(name, options, request, t
     assert run(name, request.getfixturevalue(f"{name}_folder"), options, tmp_path / "out") == 0
     task = SGOperatorTask.setup_task(SGOperatorTaskConfig(data=str(tmp_path / "out")))
     task.load_dataset("train")
-    assert len(task.dataset("train")) == (150 if name == "burgers" else 11)
+    assert len(task.dataset("train")) == (130 if name == "burgers" else 11)
 
 
 def media(number: int) -> dict[str, np.ndarray]:

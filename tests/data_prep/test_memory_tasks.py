@@ -277,3 +277,23 @@ def test_labels_that_do_not_fit(pair, message):
     corpus = Corpus({"train": Subset([pair])}, "", "", {}, no_label=".")
     with pytest.raises(DataError, match=message):
         corpus.check()
+
+
+def test_every_block_but_the_last_is_asked():
+    options = associative_recall.AssociativeRecallOptions(blocks=(4,))
+    draw = associative_recall.AssociativeRecall().subsets(options)["train"]
+    generator, asked = RandomState(1), set()
+    for _ in range(100):
+        source = draw(generator).source
+        blocks = [source[4 * i : 4 * i + 3] for i in range(4)]
+        asked.add(blocks.index(source[16:19]))
+    assert asked == {0, 1, 2}
+
+
+def test_the_type_of_a_longer_example_is_its_longest_block():
+    options = repeat_copy.RepeatCopyOptions(repeats=(4,), test_lengths=(15, 16, 17))
+    draw, generator = repeat_copy.RepeatCopy().subsets(options)["gen_lengths"], RandomState(1)
+    for _ in range(20):
+        example = draw(generator)
+        rows = " ".join(row for row in example.source if row != ".")
+        assert example.type == f"length_{max(len(block.split()) for block in rows.split('<copy>'))}"

@@ -315,3 +315,13 @@ def test_neither_torch_nor_opencv_is_needed(tmp_path: Path):
     out = str(tmp_path / "out")
     done = subprocess.run([sys.executable, "-c", code, "sort_of_clevr", *map(str, SMALL), "--out", out], check=False)
     assert done.returncode == 0
+
+
+def test_every_subset_is_drawn_from_the_seed(run, tmp_path: Path):
+    folders = [tmp_path / seed for seed in ("5", "6")]
+    for folder in folders:
+        sizes = ("--scenes", 3, "--test-scenes", 3)
+        assert run("sort_of_clevr", *sizes, "--seed", folder.name, "--out", folder).code == 0
+    for name in ("train", "valid", "test"):
+        one, other = (np.load(folder / f"{name}.scenes.npy") for folder in folders)
+        assert not np.array_equal(one, other), name

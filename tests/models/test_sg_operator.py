@@ -20,6 +20,7 @@ from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
+from fairseq_sg.modules.operator.resample import middle
 from fairseq_sg.modules.operator.spectral import SpectralLayer
 from fairseq_sg.ops.linear_attention import linear_attention
 from helpers.fields import STATISTICS, build, node_axis, periodic_axis, task_of
@@ -276,6 +277,12 @@ def test_spectral_weights_start_as_released(dims, factor):
     weight = SpectralLayer(16, 24, 9, dims).weight
     std = factor / (16 * 24) * (2 / ((16 + 24) * 2 * 9**dims)) ** 0.5
     assert weight.std().item() == pytest.approx(std, rel=0.05)
+    assert weight.abs().max() > 3 * weight.std()  # not uniform: there it is √3
+
+
+def test_the_middle_grid_is_the_geometric_mean_of_both():
+    """Of Darcy flow's 141 and 43 points, and of 211 and 36: the arithmetic means are 92 and 124."""
+    assert [middle(141, 43), middle(43, 141), middle(211, 36), middle(5, 5)] == [78, 78, 87, 5]
 
 
 def test_a_model_without_attention_shows_no_values():

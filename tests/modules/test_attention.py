@@ -457,3 +457,12 @@ def test_errors_name_the_option_and_the_choices(make, message):
 def test_duplicate_names_are_refused():
     with pytest.raises(ValueError, match="attention 'softmax' is already registered, as .*SoftmaxAttention"):
         ATTENTION_REGISTRY.register("softmax")(nn.Identity)
+
+
+@pytest.mark.parametrize("init", ["reference", "glorot", "fused", "joint", "torch", "torch_biases"])
+@pytest.mark.parametrize("name", ["softmax", "geometric", "galerkin", "linear"])
+def test_biases_of_projections_start_at_0_unless_asked_for(name, init):
+    module = ATTENTION_REGISTRY[name](16, 2, role="encoder", attention_bias=True, attention_init=init)
+    biases = [bias for key, bias in module.named_parameters() if key.endswith("_proj.bias")]
+    assert len(biases) == (3 if name == "galerkin" else 4)
+    assert all((bias == 0).all().item() == (init != "torch_biases") for bias in biases)

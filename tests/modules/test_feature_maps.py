@@ -723,3 +723,10 @@ def test_normalized_keys_neither_overflow_nor_vanish(name, norm):
     k = torch.randn(1, 1, 5, width, dtype=torch.float64)
     attention.double().k_norm.eps = 0.0
     torch.testing.assert_close(attention._keys(k, None), attention.k_norm(attention.feature_map.keys(k)))
+
+
+def test_t2r_starts_as_a_linear_layer_without_biases():
+    feature_map = build_feature_map("t2r", 16, t2r_features=32)
+    for linear in (feature_map.query_map, feature_map.key_map):
+        assert (linear.bias == 0).all()
+        assert 0.9 / 4 < linear.weight.abs().max() <= 1 / 4  # U(±1/√D)

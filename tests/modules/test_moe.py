@@ -528,3 +528,29 @@ def test_wrong_options(options, message):
 def test_wrong_options_of_s_base(options, message):
     with pytest.raises(UsageError, match=message):
         build_feedforward("s_base", config_of(8, 2, encoder_ffn_embed_dim=32, **options), "encoder")
+
+
+@variants
+def test_an_expert_that_is_dropped_is_not_selected_where_k_others_are_left(variant, monkeypatch):
+    module = layer(variant, k=2, moe_expert_dropout=0.5).train()
+    logits = torch.randn(300, EXPERTS, dtype=torch.float64)
+    draws = torch.rand_like(logits)
+    monkeypatch.setattr(torch, "rand_like", lambda _: draws)
+    kept = draws >= 0.5
+    enough = kept.sum(1) >= 2
+    assert enough.sum() > 100
+    assert kept.gather(1, module.select(logits, None).experts)[enough].all()
+
+
+def test_the_noise_of_noisy_topk_starts_equal_for_all_experts():
+    assert (FEEDFORWARD_REGISTRY["noisy_topk"](DIM, EXPERTS * 4, moe_experts=EXPERTS, moe_k=2).w4 == 0).all()
+
+
+@pytest.mark.parametrize("name", ["sigma_moe", "switch", "s_base", "noisy_topk"])
+def test_the_start_of_each_kind(name):
+    """Switch starts as Fedus et al. have it, the others as a dense layer of the whole hidden width."""
+    torch.manual_seed(0)
+    module = FEEDFORWARD_REGISTRY[name](200, 8 * 60, moe_experts=8, moe_k=1)
+    variances = (0.2 / 200, 0.2 / 60, 0.2 / 200) if name == "switch" else (2 / 200, 2 / (8 * 60), 2 / 200)
+    for weight, variance in zip((module.w1, module.w2, module.w3), variances, strict=True):
+        assert weight.std().item() == pytest.approx(variance**0.5, rel=0.05)
