@@ -113,8 +113,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     """
     dataset = loaded.subset(name)
     if isinstance(dataset, Text):
-        of_each = scores(loaded, dataset, batch_size)
-        found = summary(of_each, TEXT_COLUMNS) | not_finite(of_each)
+        found = summary(scores(loaded, dataset, batch_size), TEXT_COLUMNS)
         found["ppl"] = 2 ** found["nll_loss"]
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
         return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
@@ -127,7 +126,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
         )
     told = SENTENCE_COLUMNS if loaded.has_decoder or loaded.labels_words else CLASS_COLUMNS
     of_each = scores(loaded, dataset, batch_size)
-    found = summary(of_each, told) | not_finite(of_each)
+    found = summary(of_each, told)
     parts = {"types": by_type(loaded, name)}
     if not loaded.reads_images:
         parts["lengths"] = by_length(loaded.lengths(name, dataset, side_of_lengths(loaded)))
@@ -169,7 +168,9 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
 
 
 def summary(of_each: np.ndarray, told: Sequence[str]) -> dict[str, float]:
-    """Counts, percentages and bits per token (of a classifier: per sentence) of ``scores``, by the logged names."""
+    """Counts, percentages and bits per token (of a classifier: per sentence) of ``scores``, by the logged names; and
+    ``not_finite``, if it is not 0: how many have a cross entropy that is NaN or infinite.
+    """
     exact, tokens, tokens_right, nll = of_each.sum(1).tolist()
     found = {
         "sentences": of_each.shape[1],
@@ -180,13 +181,8 @@ def summary(of_each: np.ndarray, told: Sequence[str]) -> dict[str, float]:
         "token_accuracy": 100 * tokens_right / tokens,
         "nll_loss": nll / tokens / math.log(2),
     }
-    return {name: found[name] for name in told}
-
-
-def not_finite(of_each: np.ndarray) -> dict[str, int]:
-    """``not_finite``, the number of sentences whose cross entropy is NaN or infinite; without any, nothing."""
-    count = int((~np.isfinite(of_each[3])).sum())
-    return {"not_finite": count} if count else {}
+    not_finite = int((~np.isfinite(of_each[3])).sum())
+    return {name: found[name] for name in told} | ({"not_finite": not_finite} if not_finite else {})
 
 
 def by_type(loaded: Loaded, subset: str) -> dict[str, np.ndarray]:

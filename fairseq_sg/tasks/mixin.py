@@ -288,7 +288,7 @@ class SGTask:
     def build_generator(self, models, args, *more, **kwargs):
         """fairseq's generator, whose first output may be the end symbol where ``args`` say nothing of ``min_len``.
 
-        Raises UsageError for options that it gets wrong (``generation``), and where no output has a score.
+        Raises UsageError for options that it gets wrong (``generation``); the generator, where no output has a score.
         """
         if self.generates_nothing:
             raise UsageError(f"{self.generates_nothing} is what fairseq-validate reports")
