@@ -64,7 +64,8 @@ def linear_attention(found: Found, operator: str) -> str | None:
     if not ratios:
         return None
     since = [size for size in ratios if all(ratio > 1 for later, ratio in ratios.items() if later >= size)]
-    shown = ", ".join(f"{ratio:.2g} × at {size:,}" for size, ratio in ratios.items())
+    # With two digits, as a decimal number.
+    shown = ", ".join(f"{float(f'{ratio:.2g}'):g} × at {size:,}" for size, ratio in ratios.items())
     return f"from **{since[0]:,}** on: {shown}" if since else f"at no length: {shown}"
 
 

@@ -228,7 +228,10 @@ def report_runs(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     trials = plan.trials()
     if not any(saved(trial.run) for trial in trials):
-        raise UsageError(f"{plan.out} has no runs of this plan: start them with `fairseq-sg experiments run`")
+        raise UsageError(
+            f"{plan.out} has no runs of this plan: start them with `fairseq-sg experiments run`, or name their folder "
+            "with --out"
+        )
     try:
         publish(plan, trials, _prefix(args, plan))
     finally:

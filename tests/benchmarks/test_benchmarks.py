@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import partial
 
@@ -390,6 +391,11 @@ class TestReport:
         assert (report.FOLDER / "RESULTS.md").read_text("utf-8") == report.page(sections)
         figures = {section.figure for section in sections if section.figure}
         assert figures == {path.name for path in (report.FOLDER / "figures").iterdir()}
+
+    def test_the_commands_of_the_committed_page_are_those_of_today(self):
+        for section in report.load(report.FOLDER):
+            words = section.command.split()
+            assert words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2]), section.command
 
     def test_a_command_has_no_path_of_this_machine(self):
         line = ["--reference", "/a b/c", "--rounds", "3", "--out=/d/e", "--arguments=--lr 1e-3"]

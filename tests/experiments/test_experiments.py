@@ -188,8 +188,10 @@ def test_results_of_other_trainings_are_refused_before_any_training(here, capsys
 
 
 def test_report_before_any_run(here, capsys):
-    message = refused(capsys, "report", "tiny.yaml", "--device", "cpu")
-    assert message == "runs/tiny has no runs of this plan: start them with `fairseq-sg experiments run`"
+    assert refused(capsys, "report", "tiny.yaml", "--device", "cpu") == (
+        "runs/tiny has no runs of this plan: start them with `fairseq-sg experiments run`, or name their folder with "
+        "--out"
+    )
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
