@@ -12,6 +12,8 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -91,7 +93,8 @@ const bool hooked = [] {
 at::Tensor on_cpu(const at::Tensor& x) {
   if (x.device().is_cpu()) return x;
   void* data = x.numel() ? x.mutable_data_ptr() : nullptr;
-  return at::from_blob(data, x.sizes(), x.strides(), x.options().device(at::kCPU).requires_grad(false));
+  auto same = at::from_blob(data, x.sizes(), x.strides(), x.options().device(at::kCPU).requires_grad(false));
+  return x.is_conj() ? same.conj() : same;
 }
 
 at::ScalarType or_default(std::optional<at::ScalarType> dtype) {
@@ -171,6 +174,9 @@ TORCH_LIBRARY(simulated_device, m) {
   m.def("forbid_waiting(bool forbid) -> ()", [](bool forbid) { waiting_is_forbidden = forbid; });
 }
 
+// A copy computes conjugates itself.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&every_other>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -181,6 +187,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     return at::native::as_strided_tensorimpl(x, size, stride, offset);
   });
   m.impl("view", [](const at::Tensor& x, at::IntArrayRef size) { return at::native::view(x, size); });
+  m.impl("view_as_complex", [](const at::Tensor& x) { return at::native::view_as_complex(x); });
+  m.impl("view_as_real", [](const at::Tensor& x) { return at::native::view_as_real(x); });
   m.impl("_reshape_alias", [](const at::Tensor& x, at::IntArrayRef size, at::IntArrayRef) {
     return at::native::view(x, size);
   });

@@ -169,6 +169,28 @@ def test_rotation_is_as_exact_in_half_precision_far_from_the_start(dtype):
     torch.testing.assert_close(got.double(), module.rotate(x.double(), 5000), rtol=0, atol=3 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_rotation_differentiates_any_layout_also_compiled(dtype, monkeypatch):
+    module = RotaryPosition(6, 2, causal=True)
+    # Views with odd strides, or an odd beginning, as no complex number may have.
+    base, flat = torch.randn(3, 5, 2, 7, dtype=dtype), torch.randn(61, dtype=dtype)
+    grads = torch.randn(3, 2, 5, 6, dtype=dtype), torch.randn(1, 2, 5, 6, dtype=dtype)
+
+    def results() -> list[torch.Tensor]:
+        leaves = base.clone().requires_grad_(), flat.clone().requires_grad_()
+        views = leaves[0][..., 1:].transpose(1, 2), leaves[1][1:].view(1, 2, 5, 6)
+        rotated_views = [module.rotate(view, 3) for view in views]
+        torch.autograd.backward(rotated_views, grads)
+        return [*rotated_views, *(leaf.grad for leaf in leaves)]
+
+    found = results()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for one, other in zip(found, results(), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one, other)
+    assert found[2][..., 1:].any() and not found[2][..., 0].any()
+
+
 @pytest.mark.parametrize("make", [
     lambda: RotaryPosition(5, 2, causal=True),
     lambda: build_attention("softmax", config_of(10, 2, position="rotary"), "encoder"),

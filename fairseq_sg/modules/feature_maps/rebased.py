@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -53,9 +52,8 @@ class RebasedFeatureMap(FeatureMap):
         if rebased_start == "uniform":
             for parameter in (*self.query_norm.parameters(), *self.key_norm.parameters()):
                 nn.init.uniform_(parameter)
-        self.outer = OuterProduct(head_dim)
+        self.outer = OuterProduct(head_dim, scale=1 / head_dim)
         self.features = self.outer.features
-        self.scale = 1 / math.sqrt(head_dim)
 
     def queries(self, q: Tensor, positions: Tensor | None = None) -> Tensor:
         return self._squares(self.query_norm, q)
@@ -66,4 +64,4 @@ class RebasedFeatureMap(FeatureMap):
     def _squares(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
         x = accurate(x)
         weight, bias = norm.weight.to(x.dtype), norm.bias.to(x.dtype)
-        return self.outer(nn.functional.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)) * self.scale
+        return self.outer(nn.functional.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -24,10 +22,10 @@ class TaylorFeatureMap(FeatureMap):
 
     def __init__(self, head_dim: int):
         super().__init__(head_dim)
-        self.outer = OuterProduct(head_dim)
+        self.outer = OuterProduct(head_dim, scale=1 / 2)
         self.features = 1 + head_dim + self.outer.features
         self.scale = head_dim**-0.25
 
     def forward(self, x: Tensor) -> Tensor:
         x = accurate(x) * self.scale
-        return torch.cat([torch.ones_like(x[..., :1]), x, self.outer(x) / math.sqrt(2)], dim=-1)
+        return torch.cat([torch.ones_like(x[..., :1]), x, self.outer(x)], dim=-1)
