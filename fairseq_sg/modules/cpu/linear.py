@@ -1,9 +1,9 @@
-"""Projections on CPUs where torch's matrix products leave half of the speed unused.
+"""Projections on CPUs where torch's matrix products leave speed unused.
 
     y = x Wᵀ + b
 
 torch multiplies float32 matrices by MKL, which does not use AVX-512 on CPUs of AMD. oneDNN, which torch has too, does,
-in half of the time. Results differ by rounding. Everything else is ``torch.nn.functional.linear``: other CPUs and
+in 0.5 to 0.9 of the time. Results differ by rounding. Everything else is ``torch.nn.functional.linear``: other CPUs and
 devices, other dtypes, autocast, small products, and compiled code.
 """
 

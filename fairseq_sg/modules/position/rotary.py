@@ -47,6 +47,6 @@ class RotaryPosition(AttentionPosition):
             return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).type_as(x)
         # (x_{2i} + j x_{2i+1}) e^{j mθ_i}: one product takes a seventh of the time on a CPU.
         # A copy, as complex numbers need even strides.
-        aligned = x.to(phases.dtype).clone(memory_format=torch.contiguous_format)
+        aligned = x.to(phases.dtype, copy=True, memory_format=torch.contiguous_format)
         pairs = torch.view_as_complex(aligned.unflatten(-1, (-1, 2)))  # (…, N, d/2)
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2).type_as(x)
