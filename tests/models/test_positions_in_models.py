@@ -19,6 +19,7 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY, positions_for
+from helpers.decoding import assert_steps_equal_full_passes
 from helpers.models import dictionary
 
 PAD, END = 1, 2
@@ -117,22 +118,8 @@ def test_padding_changes_nothing(position, kind, left):
 @pytest.mark.parametrize("depth", ["separate", "shared"])
 def test_decoding_step_by_step_after_reordering_equals_full_passes(position, kind, depth):
     model = tiny(position, kind, depth=depth)
-    src = batch(SRC, left=True)
-    encoder_out = model.encoder(src, None)
-    prefix, state = torch.full((2, 1), END), {}
-    orders = {1: torch.tensor([1, 0, 0]), 3: torch.tensor([2, 2, 1, 0]), 4: torch.tensor([3, 1])}
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for step in range(9):
-            if step in orders:
-                order = orders[step]
-                prefix, src = prefix[order], src[order]
-                encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
-                model.decoder.reorder_incremental_state_scripting(state, order)
-            logits = model.decoder(prefix, encoder_out, incremental_state=state)[0]
-            full = model(src, None, prefix)[0][:, -1:]
-            torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-5, msg=lambda m: f"step {step}: {m}")
-            prefix = torch.cat([prefix, torch.randint(4, 12, (len(prefix), 1))], dim=1)
+    begin = torch.full((2, 1), END)
+    assert_steps_equal_full_passes(model, batch(SRC, left=True), begin, words=8, steps=9, rtol=1e-4, atol=1e-5)
 
 
 @combinations

@@ -16,6 +16,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from helpers.decoding import assert_steps_equal_full_passes
 from helpers.models import dictionary
 
 SPECIALS = 4  # fairseq's <s>, <pad>, </s>, <unk>
@@ -161,25 +162,8 @@ def test_decoding_step_by_step_after_reordering_equals_full_passes(kind, depth, 
     """
     options = KINDS[kind] | ({"cross_attention": "softmax"} if left_pad and kind == "cosformer" else {})
     model = tiny(depth=depth, left_pad_target=left_pad, **DEPTHS[depth], **options)
-    _, _, src, _ = batch()
-    encoder_out = model.encoder(src, None)
-    prefix, state = torch.tensor([[2], [1 if left_pad else 2]]), {}
-    orders = {1: torch.tensor([1, 0, 0]), 3: torch.tensor([2, 2, 1, 0]), 4: torch.tensor([3, 1])}
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for step in range(6):
-            if step in orders:
-                order = orders[step]
-                prefix, src = prefix[order], src[order]
-                encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
-                model.decoder.reorder_incremental_state_scripting(state, order)
-            logits = model.decoder(prefix, encoder_out, incremental_state=state)[0]
-            full = model(src, None, prefix)[0][:, -1:]
-            real = prefix[:, -1].ne(1)
-            torch.testing.assert_close(
-                logits[real], full[real], rtol=1e-4, atol=1e-5, msg=lambda m: f"step {step}: {m}"
-            )
-            prefix = torch.cat([prefix, torch.randint(4, 10, (len(prefix), 1))], dim=1)
+    begin = torch.tensor([[2], [1 if left_pad else 2]])
+    assert_steps_equal_full_passes(model, batch()[2], begin, words=6, steps=6, rtol=1e-4, atol=1e-5)
 
 
 def test_reordering_keeps_every_key_of_the_encoders_output():

@@ -12,6 +12,7 @@ from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules.attention import Context
 from fairseq_sg.modules.position import RotaryPosition
 from helpers.attention_cases import HEADS, ROLES, WIDTH, Case, padding_of
+from helpers.decoding import assert_steps_equal_full_passes
 from helpers.models import LINEAR, build, pair
 
 UNDIVIDED = {"linear_attention_denominator": "none"}
@@ -75,16 +76,8 @@ def test_outputs_are_linear_in_the_values_and_grow_with_the_keys():
 def test_decoding_equals_the_full_pass_after_reordering(rotary):
     position = {"position": "rotary"} if rotary else {}
     model = build(**LINEAR, **UNDIVIDED, **position).eval()
-    source, target = pair()
-    source, target = source[:2], torch.randint(4, 9, (2, 6), generator=torch.Generator().manual_seed(3))
-    encoded, state, order = model.encoder(source), {}, torch.tensor([1, 0, 1])
-    for n in range(1, 7):
-        if n == 4:
-            source, target = source[order], target[order]
-            encoded = model.encoder.reorder_encoder_out(encoded, order)
-            model.decoder.reorder_incremental_state_scripting(state, order)
-        step = model.decoder(target[:, :n], encoded, incremental_state=state)[0]
-        torch.testing.assert_close(step[:, 0], model(source, None, target)[0][:, n - 1], rtol=1e-6, atol=1e-6)
+    begin = torch.full((2, 1), 2)
+    assert_steps_equal_full_passes(model, pair()[0][:2], begin, words=5, steps=6, rtol=1e-6, atol=1e-6)
 
 
 @rotations
