@@ -31,6 +31,7 @@ import torch
 from fairseq import utils
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel, FairseqEncoder
+from fairseq.optim import FairseqOptimizer
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
@@ -185,10 +186,18 @@ class SGTrainer(Trainer):
             # Copied, not averaged: the mean of performer's independent draws has another kernel than each of them.
             self._ema.skip_keys = {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
 
-    def load_checkpoint(self, filename, reset_optimizer=False, *others, **named) -> dict[str, Any] | None:
-        """fairseq's. Without the optimizer, a new training begins, and its averaged weights are the loaded ones.
+    def state_dict(self) -> dict[str, Any]:
+        """fairseq's, with the optimizer's float32 copy of weights in half precision, which fairseq leaves out."""
+        state = super().state_dict()
+        copy = _float32_copy(self.optimizer)
+        if copy and "last_optimizer_state" in state and not self.is_fsdp:
+            state["extra_state"]["float32_weights"] = [weights.detach() for weights in copy]
+        return state
 
-        fairseq goes on with the average of the checkpoint, and fails without one.
+    def load_checkpoint(self, filename, reset_optimizer=False, *others, **named) -> dict[str, Any] | None:
+        """fairseq's. With the optimizer, its float32 copy of the weights goes on. Without it, a new training begins,
+        and its averaged weights are the loaded ones: fairseq goes on with the average of the checkpoint, and fails
+        without one.
         """
         stores = self.cfg.ema.store_ema
         self.cfg.ema.store_ema = stores and not reset_optimizer
@@ -196,8 +205,12 @@ class SGTrainer(Trainer):
             extra_state = super().load_checkpoint(filename, reset_optimizer, *others, **named)
         finally:
             self.cfg.ema.store_ema = stores
+        saved = (extra_state or {}).pop("float32_weights", [])
         if reset_optimizer:
             self._build_ema()
+        elif saved:
+            for weights, kept in zip(_float32_copy(self.optimizer), saved, strict=True):
+                weights.data.copy_(kept)
         return extra_state
 
     @functools.cached_property
@@ -378,6 +391,12 @@ def attempt(step: Callable[[Any], Any], samples: Sequence[dict[str, Any]]) -> An
         raise
     except Exception:
         return None
+
+
+def _float32_copy(optimizer: FairseqOptimizer) -> list[Tensor]:
+    """The weights that an optimizer of --bf16 or --fp16 updates, and that are rounded to the model's; else none."""
+    copy = getattr(optimizer, "fp32_params", [])
+    return list(copy.values()) if isinstance(copy, dict) else copy  # a dict: one tensor for each device
 
 
 def validate_and_save(fairseqs: Callable, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch: bool):

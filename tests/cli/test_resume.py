@@ -24,6 +24,7 @@ CASES = {
         *["--eval-bleu", "--eval-bleu-args", '{"beam": 2}'],
         *"--best-checkpoint-metric bleu --maximize-best-checkpoint-metric".split(),
     ],
+    "torch_adam-bfloat16": [*LINEAR, "--bf16"],
 }
 
 
