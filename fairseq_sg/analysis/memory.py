@@ -1,4 +1,4 @@
-"""The memory of a differentiable neural computer while it reads one sentence (Csordás 2023, Figures 2.2b, 2.3a, 2.4).
+"""The memory of a differentiable neural computer while it reads one sentence (Csordás 2023, Figures 2.2b and 2.4).
 
 OUT.npz has arrays whose first dimension is the word. Of the write head: write_weights and usage (words, cells),
 allocation_gate and write_gate (words, 1), and with masks write_mask (words, 1, width). Of the read heads: read_weights,

@@ -5,11 +5,10 @@ Encoder–decoders: Table C.1 of Csordás 2023; the universal CFQ model has othe
 
 Classifiers: Tables D.3 to D.5 and appendix E.1.2, all with one shared layer. ``sg_encoder_…`` are the sizes of the
 Neural Data Router, ``…_baseline`` those of the transformers without copy gate. The sizes are those of the released
-code, which the published numbers come from. It differs from the text in four points:
+code, which the published numbers come from. It differs from the text in three points:
 
 - the column that is read out (text: the last one everywhere);
 - feedforward layers of width 512 and 256 for CTL++ (text: 1024 and 512);
-- one LSTM layer for CTL;
 - bidirectional LSTMs of the same width as the others, half of it for each direction (text: 400 and 1024).
 
 ``sg_encoder_sort_of_clevr`` has the sizes and starts of Mittal et al. 2022 (released code) and Park & Kim 2024: one

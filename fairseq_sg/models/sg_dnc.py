@@ -54,7 +54,7 @@ class SGDNCConfig(InputConfig):
     read_heads: int = field(default=4, metadata={"help": "R, read heads", "least": 1})
     memory_mask: bool = field(default=False, metadata={"help": "M: masks in look-ups by content"})
     memory_deallocate: bool = field(default=False, metadata={"help": "D: de-allocation erases the content of a cell"})
-    memory_sharpen: bool = field(default=False, metadata={"help": "S: sharpness of links"})
+    memory_sharpen: bool = field(default=False, metadata={"help": "S: sharpness of reads through links"})
     memory_variant: str | None = field(
         default=None,
         metadata={"help": "all switches at once, by their letters: 'mds', 'ds', …; 'dnc' for none (default: dnc)"},
