@@ -24,6 +24,7 @@ import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 
 from fairseq_sg import checkpoints, generation, ranges
 from fairseq_sg.errors import UsageError
@@ -338,8 +339,8 @@ def _call_main(call, cfg, main, **kwargs):
     default = workers.distributed_world_size == torch.cuda.device_count() and not workers.distributed_init_method
     if cfg.common.cpu and default:  # fairseq counts GPUs, whatever --cpu says
         workers.distributed_world_size = 1
-    # Under ``python -m`` the module is ``__main__``; its specification has its own name.
-    check(cfg, main.__globals__["__spec__"].name.rpartition(".")[2])
+    # By ``python -m``, or by its path, the module is ``__main__``; its file has its own name.
+    check(cfg, Path(main.__globals__["__file__"]).stem)
     return call(cfg, main, **kwargs)
 
 
@@ -454,6 +455,10 @@ def _check_phases(schedule, updates: float) -> None:
 
 def _check_what_ends_early(cfg) -> None:
     """Raises UsageError for options with which fairseq ends without a training, or at its first validation."""
+    if cfg.common.log_file is not None:
+        folder = os.path.dirname(cfg.common.log_file)
+        if folder and not os.path.isdir(folder):
+            raise UsageError(f"--log-file {cfg.common.log_file}: there is no folder {folder}: make it first")
     if cfg.checkpoint.write_checkpoints_asynchronously and importlib.util.find_spec("iopath") is None:
         raise UsageError(
             "--write-checkpoints-asynchronously needs iopath, and fairseq trains nothing without it: pip install "

@@ -34,6 +34,7 @@ import sys
 import traceback
 import typing
 import warnings
+from collections.abc import Mapping
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import replacing
@@ -339,7 +340,13 @@ def _ban_ngrams(self, tokens, lprobs, bsz, beam_size, step):
     return lprobs
 
 
-# Errors.
+# Commands and their errors.
+
+
+def is_command(names: Mapping[str, typing.Any]) -> bool:
+    """Whether the names of a module are those of one of fairseq's commands, also of one that runs by its path."""
+    folder = os.path.dirname(names.get("__file__") or "")
+    return "fairseq_cli" in (names.get("__package__"), os.path.basename(folder))
 
 
 def _report(previous, kind, error, trace) -> None:
@@ -347,7 +354,7 @@ def _report(previous, kind, error, trace) -> None:
 
     Other errors keep their traceback, as do all errors with FAIRSEQ_SG_TRACEBACK=1.
     """
-    in_command = any(frame.f_globals.get("__package__") == "fairseq_cli" for frame, _ in traceback.walk_tb(trace))
+    in_command = any(is_command(frame.f_globals) for frame, _ in traceback.walk_tb(trace))
     if isinstance(error, UsageError) and in_command and os.environ.get("FAIRSEQ_SG_TRACEBACK", "0") in ("", "0"):
         print(f"error: {error}", file=sys.stderr)
     else:

@@ -32,6 +32,7 @@ from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import check_writable, read_manifest, write_json
+from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.sg_language_modeling import UNITS
 from fairseq_sg.tasks.streams import Text
@@ -114,9 +115,9 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     dataset = loaded.subset(name)
     if isinstance(dataset, Text):
         found = summary(scores(loaded, dataset, batch_size), TEXT_COLUMNS)
-        found["ppl"] = 2 ** found["nll_loss"]
+        found["ppl"] = perplexity(found["nll_loss"])
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
-        return found | ({"word_ppl": 2 ** found["bits_per_word"]} if "bits_per_word" in found else {})
+        return found | ({"word_ppl": perplexity(found["bits_per_word"])} if "bits_per_word" in found else {})
     if loaded.has_decoder and not loaded.labels_words and not hasattr(loaded.model, "encoder"):
         trained = loaded.cfg.task
         raise UsageError(

@@ -131,6 +131,11 @@ def check_command(args: Any, words: list[str]) -> None:
     if not hasattr(args, "beam"):
         return
     check(args)
+    if args.distributed_world_size > 1:
+        raise UsageError(
+            f"--distributed-world-size {args.distributed_world_size}: fairseq generates in one process, and only one "
+            "part of the sentences: leave it out"
+        )
     if not args.sampling and (args.sampling_topk > 0 or args.sampling_topp > 0):
         raise UsageError("--sampling-topk and --sampling-topp are for --sampling: add it")
     if args.score_reference and args.scoring == "exact_match":

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterable
 from dataclasses import fields
 
-from fairseq_sg import command_line
+from fairseq_sg import command_line, compat
 from fairseq_sg.errors import UsageError
 
 
@@ -25,7 +25,7 @@ def install() -> None:
     from hydra.core.utils import JobReturn
 
     names = ("__main__", "fairseq_cli.train", "fairseq_cli.hydra_train")
-    commands = [m for m in map(sys.modules.get, names) if getattr(m, "__package__", None) == "fairseq_cli"]
+    commands = [m for m in map(sys.modules.get, names) if m is not None and compat.is_command(vars(m))]
     for module in (initialize, *commands):
         if hasattr(module, "add_defaults"):
             module.add_defaults = functools.partial(_add_defaults, module.add_defaults)

@@ -56,6 +56,7 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         if name := checkpoints.trained_with_ours(path):
             _refuse_other(path, "task", name, trainer.cfg.task._name)
         return load(cfg, trainer, **kwargs)
+    forget_earlier_jobs()
     trainer.task.check_training(trainer)
     check_options(cfg)
     if option and not PathManager.isfile(path):
@@ -100,6 +101,18 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     check_batches(path, epochs, trainer.cfg.optimization)
     check_rate(trainer)
     return extra_state, epochs
+
+
+def forget_earlier_jobs() -> None:
+    """Clears what fairseq keeps of a training in its functions: a sweep of hydra's may run all jobs in one process."""
+    from fairseq import checkpoint_utils
+    from fairseq.logging import progress_bar
+
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    vars(early_stopping()).clear()
+    for writer in progress_bar._tensorboard_writers.values():
+        writer.close()
+    progress_bar._tensorboard_writers.clear()
 
 
 def keep_optimizers_options(cfg, trainer) -> None:
@@ -201,9 +214,15 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
             f"the checkpoint {path} has no state of the optimizer (--no-save-optimizer-state), so its training cannot "
             "be resumed: use --finetune-from-model with another --save-dir to begin a new training from its weights"
         )
+    extra_state = state.get("extra_state") or {}
     new = begins or cfg.reset_optimizer
-    if trainer.cfg.ema.store_ema and not new and "ema" not in (state.get("extra_state") or {}):
+    if trainer.cfg.ema.store_ema and not new and "ema" not in extra_state:
         raise UsageError(f"--store-ema: the checkpoint {path} has no averaged weights: leave the option out")
+    if not begins and not cfg.reset_dataloader and extra_state and "train_iterator" not in extra_state:  # crash.pt
+        raise UsageError(
+            f"{path} was saved where a training failed, and has no place in the data: resume from the last checkpoint, "
+            "or begin a new training from these weights with --finetune-from-model and another --save-dir"
+        )
     data = (state.get("task_state") or {}).get("trained_on")
     trainer.task.check_resumed(data, begins or cfg.reset_dataloader)
     if other := other_options(there, trainer.cfg, OF_WEIGHTS if new else COMPARED):
@@ -338,7 +357,7 @@ def early_stopping() -> Any:
     """
     # Under ``python -m`` the command's module is ``__main__``.
     for module in map(sys.modules.get, ("__main__", "fairseq_cli.train")):
-        if getattr(module, "__package__", None) == "fairseq_cli" and hasattr(module, "should_stop_early"):
+        if hasattr(module, "should_stop_early") and compat.is_command(vars(module)):
             return module.should_stop_early
     return argparse.Namespace()
 

@@ -211,6 +211,9 @@ class SGTrainer(Trainer):
         elif saved:
             for weights, kept in zip(_float32_copy(self.optimizer), saved, strict=True):
                 weights.data.copy_(kept)
+        if stores and not reset_optimizer:
+            # Updates since the last average, which fairseq's checkpoints lack.
+            self.ema.update_freq_counter = self.get_num_updates() % max(self.cfg.ema.ema_update_freq, 1)
         return extra_state
 
     @functools.cached_property

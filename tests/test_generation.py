@@ -48,6 +48,7 @@ def test_what_reads_targets_from_their_left_end(args):
 GENERATE = dict(
     beam=5, scoring="bleu", score_reference=False, min_len=0, max_len_a=0, max_len_b=200, batch_size=None,
     sampling=False, sampling_topk=-1, sampling_topp=-1.0, input="-", print_alignment=None, bpe=None, post_process=None,
+    distributed_world_size=1,
 )  # fmt: skip
 
 
@@ -64,6 +65,11 @@ GENERATE = dict(
         ({}, ["--iter-decode-max-iter=2"], "--iter-decode-max-iter has no effect here: it is for models that decode"),
         ({"buffer_size": 0}, ["--prefix-size", "1"], "--prefix-size has no effect here: there are no references"),
         ({"buffer_size": 2, "batch_size": 4}, [], "--batch-size 4 needs as many lines: add --buffer-size 4"),
+        (
+            {"distributed_world_size": 2},
+            [],
+            "--distributed-world-size 2: fairseq generates in one process, and only one",
+        ),
         ({"sampling_topk": 3}, [], "--sampling-topk and --sampling-topp are for --sampling: add it"),
         ({"sampling_topp": 0.9}, [], "--sampling-topk and --sampling-topp are for --sampling: add it"),
         ({"min_len": 9, "max_len_b": 5}, [], "--min-len 9 is above --max-len-b 5"),

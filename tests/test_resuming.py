@@ -255,6 +255,34 @@ def test_what_a_checkpoint_lacks(tmp_path):
         resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, Ours(), cfg, ema=True))
 
 
+def test_what_was_saved_where_a_training_failed_has_no_place_in_the_data(tmp_path):
+    path = tmp_path / "crash.pt"
+    write(path, "sg_translation", extra_state={"metrics": {}})
+    cfg = checkpoint_options(tmp_path / "run", restore_file=str(path))
+    with pytest.raises(UsageError, match="crash.pt was saved where a training failed, .* --finetune-from-model"):
+        resuming.begin(None, cfg, trainer_after(0, Ours(), cfg))
+    for options in ({"restore_file": str(path), "reset_dataloader": True}, {"finetune_from_model": str(path)}):
+        cfg = checkpoint_options(tmp_path / "run", **options)
+        resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, Ours(), cfg))
+
+
+def test_a_training_begins_without_the_values_of_an_earlier_one(tmp_path, running, monkeypatch):
+    """In a sweep of hydra's, a process has several trainings."""
+    from fairseq import checkpoint_utils
+    from fairseq.logging import progress_bar
+
+    closed = []
+    writers = {"train": types.SimpleNamespace(close=lambda: closed.append("train"))}
+    monkeypatch.setattr(progress_bar, "_tensorboard_writers", writers)
+    module, save = running("fairseq_cli.train"), types.SimpleNamespace(best=99.0)
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", save)
+    vars(module.should_stop_early).update(best=99.0, num_runs=3)
+    cfg = checkpoint_options(tmp_path, patience=3)
+    _, epochs = resuming.begin(lambda *_: (None, "epochs"), cfg, trainer_after(0, Ours(), cfg))
+    assert epochs == "epochs" and not vars(save) and not vars(module.should_stop_early)
+    assert closed == ["train"] and not writers
+
+
 @pytest.mark.parametrize("more", [[], ["--ema-fp32"]], ids=["float32", "kept in float32"])
 def test_the_average_of_a_new_training_begins_with_its_weights(more, tmp_path):
     """Where updates are counted on, it is the checkpoint's."""
@@ -290,6 +318,26 @@ def test_the_average_of_a_new_training_begins_with_its_weights(more, tmp_path):
         torch.testing.assert_close(new.ema.get_model().state_dict()[name], expected)
     resumed, _ = begun("averaged", "--store-ema")
     assert torch.equal(resumed.ema.get_model().state_dict()[name], built.ema.get_model().state_dict()[name])
+
+
+def test_averages_of_every_third_update_resume(tmp_path):
+    folder = write_folder(tmp_path / "pairs", {"train": random_pairs(60, 1)})
+    options = ["--store-ema", "--ema-decay", "0.5", "--ema-update-freq", "3", "--dropout", "0"]
+    whole, stopped, resumed = (build(SGTrainer, folder, *options) for _ in range(3))
+    batches = groups(whole)[:6]
+    for samples in batches:
+        whole.train_step(samples)
+    for samples in groups(stopped)[:4]:
+        stopped.train_step(samples)
+    stopped.consolidate_optimizer()
+    stopped.save_checkpoint(str(tmp_path / "stopped.pt"), {"train_iterator": {"epoch": 1}})
+    resumed.load_checkpoint(str(tmp_path / "stopped.pt"))
+    for samples in batches[4:]:
+        resumed.train_step(samples)
+    expected, found = (built.ema.get_model().state_dict() for built in (whole, resumed))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    last = whole.get_model().state_dict()
+    assert not all(torch.equal(expected[name], last[name]) for name in expected)
 
 
 def test_a_new_training_has_options_of_its_own(tmp_path, caplog):

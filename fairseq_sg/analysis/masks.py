@@ -51,6 +51,7 @@ from fairseq_sg.modules.masks import (
     replaced,
     select,
 )
+from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:
@@ -451,7 +452,7 @@ def accuracies(examples: Examples, batch_size: int) -> np.ndarray:
 def value_of(examples: Examples, of_each: np.ndarray, members: np.ndarray) -> float:
     """Exact match in percent over some examples, or a text's perplexity."""
     if examples.is_text:
-        return 2 ** summary(of_each, TEXT_COLUMNS)["nll_loss"]
+        return perplexity(summary(of_each, TEXT_COLUMNS)["nll_loss"])
     return summary(of_each[:, members], SENTENCE_COLUMNS)["accuracy"]
 
 

@@ -84,6 +84,16 @@ def style() -> Iterator[None]:
         yield
 
 
+def colors_of(lines: int) -> list[str]:
+    """A colour for each line: those of the style, or of a map if there are more lines."""
+    if lines <= len(COLORS):
+        return [f"C{line}" for line in range(lines)]
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.95, lines))]
+
+
 def announce(number: int, what: str) -> None:
     """Prints the number of figures to come: large grids take seconds."""
     print(f"drawing {number} {what if number > 1 else what.removesuffix('s')} …", flush=True)
@@ -316,8 +326,8 @@ def shares(curves: Mapping[str, np.ndarray], across: str, up: str, heading: str 
     """Lines of decreasing shares, with the equal share for comparison."""
     figure = _figure(6, 3.5)
     ax = figure.subplots()
-    for name, values in curves.items():
-        ax.plot(range(1, len(values) + 1), values, ".-", label=name)
+    for (name, values), color in zip(curves.items(), colors_of(len(curves)), strict=True):
+        ax.plot(range(1, len(values) + 1), values, ".-", color=color, label=name)
     ax.axhline(1 / len(next(iter(curves.values()))), color="gray", lw=0.8, ls="--", label="all equal")
     ax.set(xlabel=across, ylabel=up)
     ax.set_title(heading, fontsize=LARGE, parse_math=False)
@@ -347,6 +357,8 @@ def accuracies(
     shown = [(model, subset) for model, subsets in models.items() for subset in subsets]
     subsets = list(dict.fromkeys(subset for _, subset in shown))
     groups = [name for name in names or [] if any(name in models[model][subset] for model, subset in shown)]
+    bars = colors_of(len(shown))
+    colors = bars if len(models) == 1 else colors_of(len(models))
     for number, (model, subset) in enumerate(shown):
         values = models[model][subset]
         mean = np.array([np.mean(v) for v in values.values()])
@@ -356,7 +368,7 @@ def accuracies(
         if names is None:
             # With several models, colours are models and line styles are subsets.
             style = {} if len(models) == 1 else {"ls": ("-", "--", ":", "-.")[subsets.index(subset) % 4]}
-            color = f"C{(number if len(models) == 1 else list(models).index(model)) % 10}"
+            color = colors[number if len(models) == 1 else list(models).index(model)]
             at = [int(group) for group in values]
             marker = MARKERS[subsets.index(subset) % len(MARKERS)]
             ax.plot(at, mean, marker, **{"ls": "-", **style}, color=color, label=called, markersize=3.5)
@@ -365,7 +377,9 @@ def accuracies(
         else:
             width = 0.8 / len(shown)
             at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in values]
-            ax.bar(at, mean, width, yerr=[mean - low, high - mean] if several else None, label=called)
+            ax.bar(
+                at, mean, width, yerr=[mean - low, high - mean] if several else None, label=called, color=bars[number]
+            )
             if sentences is not None and model == next(iter(models)):
                 # Above the axes, where bars of any height leave room.
                 for x, group in zip(at, values, strict=True):
@@ -397,7 +411,7 @@ def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], a
     # Bars stand side by side if two subsets share a length.
     beside = len(sentences) if len(set(lengths)) < len(lengths) else 1
     for number, (subset, groups) in enumerate(sentences.items()):
-        color = f"C{number % 10}" if as_lines else str(0.35 + 0.4 * number / len(sentences))
+        color = colors_of(len(sentences))[number] if as_lines else str(0.35 + 0.4 * number / len(sentences))
         at = [int(group) + (number % beside + 0.5) * 0.8 / beside - 0.4 for group in groups]
         bars = ax.bar(at, list(groups.values()), 0.8 / beside, color=color, label=subset)
         if len(lengths) <= MOST_NUMBERS:
@@ -437,8 +451,7 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
             ax.set_axis_off()
             continue
         panel = panels[title]
-        for number, (name, (at, seeds)) in enumerate(panel.models.items()):
-            color = f"C{number % 10}"
+        for (name, (at, seeds)), color in zip(panel.models.items(), colors_of(len(panel.models)), strict=True):
             ax.plot(at, np.mean(seeds, axis=0), ".-", color=color, label=name, zorder=3)
             if len(seeds) > 1:
                 ax.fill_between(at, np.min(seeds, axis=0), np.max(seeds, axis=0), color=color, alpha=0.15, lw=0)

@@ -77,7 +77,7 @@ class Checks:
 
     def of_table(self) -> None:
         recipe = self.recipe
-        recipe.title = " ".join(recipe.title.split())
+        recipe.title, recipe.source = _on_one_line(recipe.title), _on_one_line(recipe.source)
         for key in ("steps", "validate_every", "batch_size_valid", "seeds"):
             if getattr(recipe, key) < 1:
                 raise self.error(key, f"is {getattr(recipe, key)}: it must be above 0")
@@ -172,7 +172,7 @@ class Checks:
 
     def row(self, key: str, name: str, row: Row) -> None:
         recipe = self.recipe
-        row.label = " ".join((row.label or name).split())
+        row.label, row.missing = _on_one_line(row.label or name), _on_one_line(row.missing)
         for other, its in recipe.rows.items():
             if other != name and its.label == row.label and set(recipe.data_of(other)) & set(recipe.data_of(name)):
                 raise self.error(f"{key}.label", f"is {row.label!r}, as that of {other!r}: nothing tells them apart")
@@ -275,3 +275,7 @@ class Checks:
         found = [word for word in words if option_of(word) in reserved]
         if found:
             raise self.error(key, f"has {found[0]}, which experiments sets itself")
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())

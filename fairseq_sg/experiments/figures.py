@@ -20,6 +20,8 @@ from fairseq_sg.experiments.schema import DECODED, Recipe
 Curve = list[dict[str, float]]
 #: model -> the curves of its seeds
 Curves = Mapping[str, Sequence[Curve]]
+#: model -> what its line looks like
+Styles = Mapping[str, Mapping[str, str]]
 #: The place on a logarithmic axis of a loss that the log rounds to 0.
 LEAST = 5e-5
 #: Okabe and Ito's colours, without yellow.
@@ -67,14 +69,14 @@ def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:
     PREFIX-curves.png has accuracy (or what the first column measures) through training, and PREFIX-loss.png accuracy
     over loss if the recipe asks for it. An earlier picture that is no longer drawn is removed.
     """
-    recipe, found = results.recipe, lines(results)
-    if not any(cell.values for line in found for cell in line.cells.values()):
-        return []
-    draw = sweep if recipe.x_axis else over_columns if recipe.column_axis else bars
-    drawn = {"": draw(results)}
-    accuracies = _subsets(recipe, "accuracy")
-    drawn["-curves"] = through_training(results, accuracies or _subsets(recipe), _drawn(recipe))
-    drawn["-loss"] = loss_and_accuracy(results, accuracies) if recipe.loss_figure else None
+    recipe = results.recipe
+    drawn = dict.fromkeys(("", "-curves", "-loss"))
+    if any(cell.values for line in lines(results) for cell in line.cells.values()):
+        draw = sweep if recipe.x_axis else over_columns if recipe.column_axis else bars
+        drawn[""] = draw(results)
+        accuracies = _subsets(recipe, "accuracy")
+        drawn["-curves"] = through_training(results, accuracies or _subsets(recipe), _drawn(recipe))
+        drawn["-loss"] = loss_and_accuracy(results, accuracies) if recipe.loss_figure else None
     written = []
     for suffix, figure in drawn.items():
         path = prefix.with_name(f"{prefix.name}{suffix}.png")
@@ -101,8 +103,7 @@ def _courses(results: Results) -> dict[str, dict[str, list[Curve]]]:
     found: dict[str, dict[str, list[Curve]]] = {}
     for line in lines(results):
         if line.curves:
-            there = found.setdefault(line.data, {})
-            there[f"{line.label} ({line.row})" if line.label in there else line.label] = line.curves
+            found.setdefault(line.data, {})[line.label] = line.curves
     return found
 
 
@@ -140,20 +141,19 @@ def bars(results: Results) -> Any:
             if cell is None:
                 continue
             if cell.values:
-                spread = statistics.stdev(cell.values) if len(cell.values) > 1 and recipe.statistic == "mean" else None
+                spread = _spread(recipe, cell.values) or None
                 axes.barh(y, centre(cell.values, recipe.statistic), 0.62, xerr=spread, color=COLOURS[0], alpha=0.75,
                           error_kw={"lw": 1})  # fmt: skip
                 axes.plot(cell.values, [y] * len(cell.values), ".", color=COLOURS[6], ms=3)
             elif line.failed:
-                axes.text(0, y, " Fail", va="center", fontsize=7, color=COLOURS[0])
+                _at_the_left(axes, y, " Fail", fontsize=7, color=COLOURS[0])
             if cell.published and cell.published.fail:
-                axes.text(0, y + 0.3, " Fail (published)", va="center", fontsize=6, color=COLOURS[1])
+                _at_the_left(axes, y + 0.3, " Fail (published)", fontsize=6, color=COLOURS[1])
             elif cell.published:
                 axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
         # The labels of narrow panels would touch.
         gap = " " if _across(recipe) <= NARROW else "\n"
-        unit = _unit(recipe, key)
-        axes.set(xlabel=f"{key},{gap}{unit}" if unit else key, yticks=range(len(found)))
+        axes.set(xlabel=_named(key, _unit(recipe, key), gap), yticks=range(len(found)))
         several = len(recipe.data) > 1
         axes.set_yticklabels([f"{line.label}, {line.data}" if several else line.label for line in found])
         axes.grid(axis="y", visible=False)
@@ -163,10 +163,15 @@ def bars(results: Results) -> Any:
             cells = [line.cells[key] for line in found if key in line.cells]
             there = [c.published.mean for c in cells if c.published and not c.published.fail]
             _log_if_wide(axes.xaxis, [*there, *(v for c in cells for v in c.values)])
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(found) - 0.5, -0.5)  # from above; a text alone does not widen an axis
     if recipe.has_published:
         figure.suptitle("bars: here, points: seeds, diamonds: published", fontsize=7)
     return figure
+
+
+def _at_the_left(axes: Any, y: float, text: str, **style: Any) -> None:
+    """A text that begins at the axis of y, wherever a logarithmic axis of x begins."""
+    axes.text(0, y, text, va="center", transform=axes.get_yaxis_transform(), **style)
 
 
 def through_training(results: Results, subsets: Sequence[str], quantity: str) -> Any:
@@ -176,11 +181,11 @@ def through_training(results: Results, subsets: Sequence[str], quantity: str) ->
     """
     courses = {data: models for data, models in _courses(results).items() if len(models) <= CURVES}
     figure, panels = _panels_of_data(results.recipe, courses, subsets, [quantity])
-    colours = _colours({data: courses[data] for data in panels})
+    styles = _styles_of_curves({data: courses[data] for data in panels})
     for data, of_subset in panels.items():
         for subset, axes in of_subset.items():
-            _through(axes, courses[data], subset, quantity, colours)
-        _name_curves(axes, courses[data], subset, quantity, colours)
+            _through(axes, courses[data], subset, quantity, styles)
+        _name_curves(axes, courses[data], subset, quantity, styles)
     return figure
 
 
@@ -207,17 +212,17 @@ def _panels_of_data(
     return figure, panels
 
 
-def _through(axes: Any, models: Curves, subset: str, quantity: str, colours: Mapping[str, str]) -> None:
+def _through(axes: Any, models: Curves, subset: str, quantity: str, styles: Styles) -> None:
     everything = []
     for model, curves in models.items():
         steps, values = band(curves, QUANTITIES[quantity].key(subset))
         if quantity != "accuracy":
             values = [[max(v, LEAST) for v in found] for found in values]
-        axes.plot(steps, [statistics.mean(v) for v in values], color=colours[model])
+        axes.plot(steps, [statistics.mean(v) for v in values], **styles[model])
         everything += [v for found in values for v in found]
         if any(len(found) > 1 for found in values):
             low, high = [min(v) for v in values], [max(v) for v in values]
-            axes.fill_between(steps, low, high, color=colours[model], alpha=0.15, lw=0)
+            axes.fill_between(steps, low, high, color=styles[model]["color"], alpha=0.15, lw=0)
     axes.set(ylabel=QUANTITIES[quantity].axis)
     if quantity == "accuracy":
         axes.set(ylim=(-2, 102))
@@ -226,7 +231,7 @@ def _through(axes: Any, models: Curves, subset: str, quantity: str, colours: Map
     axes.set_xlabel("training step")
 
 
-def _name_curves(axes: Any, models: Curves, subset: str, quantity: str, colours: Mapping[str, str]) -> None:
+def _name_curves(axes: Any, models: Curves, subset: str, quantity: str, styles: Styles) -> None:
     """Labels at the ends of a few curves, in an order and at distances that can be read; a legend for more."""
     ends = {}
     for model, curves in models.items():
@@ -234,7 +239,7 @@ def _name_curves(axes: Any, models: Curves, subset: str, quantity: str, colours:
         if steps:
             ends[model] = (steps[-1], statistics.mean(values[-1]))
     if len(ends) > LABELLED or quantity != "accuracy":
-        _legend(axes, models, colours)
+        _legend(axes, models, styles)
         return
     least, places = 8.0, {}
     below = -least
@@ -247,7 +252,7 @@ def _name_curves(axes: Any, models: Curves, subset: str, quantity: str, colours:
             model,
             (1.02, place - over),
             xycoords=("axes fraction", "data"),
-            color=colours[model],
+            color=styles[model]["color"],
             va="center",
             fontsize=7,
         )
@@ -261,13 +266,13 @@ def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
     """
     courses = _courses(results)
     figure, panels = _panels_of_data(results.recipe, courses, subsets, ["accuracy", "loss"])
-    colours = _colours({data: courses[data] for data in panels})
+    styles = _styles_of_curves({data: courses[data] for data in panels})
     loss_of = QUANTITIES["loss"].key
     for data, of_subset in panels.items():
         models = courses[data]
         for subset, axes in of_subset.items():
             points = [
-                (max(point[loss_of(subset)], LEAST), point[subset], (place + 1) / len(curve), colours[model])
+                (max(point[loss_of(subset)], LEAST), point[subset], (place + 1) / len(curve), styles[model]["color"])
                 for model, curves in models.items()
                 for curve in curves
                 for place, point in enumerate(curve)
@@ -277,7 +282,7 @@ def loss_and_accuracy(results: Results, subsets: Sequence[str]) -> Any:
                 axes.plot(loss, accuracy, ".", color=colour, alpha=0.15 + 0.85 * share)
             _log_if_wide(axes.xaxis, [loss for loss, *_ in points])
             axes.set(xlabel=QUANTITIES["loss"].axis, ylabel=QUANTITIES["accuracy"].axis, ylim=(-2, 102))
-        _legend(axes, models, colours)
+        _legend(axes, models, styles)
     return figure
 
 
@@ -288,28 +293,40 @@ def sweep(results: Results) -> Any:
     """
     recipe, found = results.recipe, lines(results)
     figure, panels = _of_columns(recipe, lambda down: 2.4)
+    along: dict[str, list[Line]] = {}
+    levels: dict[str, Line] = {}
+    for line in found:
+        if not any(cell.values for cell in line.cells.values()):
+            continue
+        if recipe.rows[line.row].x is not None:
+            along.setdefault(line.data, []).append(line)
+        else:
+            levels[f"{line.label}, {line.data}" if len(recipe.data) > 1 else line.label] = line
+    # A colour is the same dataset or level in all panels, which may lack some of them.
+    handles = {}
     for axes, key in zip(panels, recipe.columns):
-        of_data: dict[str, dict[float, list[float]]] = {}
-        levels: dict[str, list[float]] = {}
-        for line in found:
-            x, cell = recipe.rows[line.row].x, line.cells.get(key)
-            if cell and cell.values and x is not None:
-                of_data.setdefault(line.data, {})[x] = cell.values
-            elif cell and cell.values:
-                levels[f"{line.label}, {line.data}" if len(recipe.data) > 1 else line.label] = cell.values
-        for number, (data, values) in enumerate(of_data.items()):
-            at, colour = sorted(values), COLOURS[number % len(COLOURS)]
-            means = [centre(values[x], recipe.statistic) for x in at]
-            axes.errorbar(at, means, [_std(values[x]) for x in at], fmt="o-", ms=3, capsize=2, color=colour, label=data)
-            for x in at:
-                axes.plot([x] * len(values[x]), values[x], ".", color=colour, alpha=0.4, ms=4)
-        for number, (name, values) in enumerate(levels.items(), len(of_data)):
-            mean, std, colour = centre(values, recipe.statistic), _std(values), COLOURS[number % len(COLOURS)]
-            axes.axhline(mean, color=colour, ls="--", lw=1, label=name)
-            axes.axhspan(mean - std, mean + std, color=colour, alpha=0.1, lw=0)
-        axes.set(xlabel=recipe.x_axis.label, ylabel=f"{key}, {_unit(recipe, key)}", xscale=recipe.x_axis.scale)
-    if len(panels[-1].get_legend_handles_labels()[1]) > 1:
-        panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        for number, (data, there) in enumerate(along.items()):
+            there = [line for line in there if key in line.cells and line.cells[key].values]
+            points = sorted((recipe.rows[line.row].x, line.cells[key].values) for line in there)
+            if not points:
+                continue
+            colour = COLOURS[number % len(COLOURS)]
+            means = [centre(values, recipe.statistic) for _, values in points]
+            spreads = [_spread(recipe, values) for _, values in points]
+            style = {"fmt": "o-", "ms": 3, "capsize": 2, "color": colour, "label": data}
+            handles[data] = axes.errorbar([x for x, _ in points], means, spreads, **style)
+            for x, values in points:
+                axes.plot([x] * len(values), values, ".", color=colour, alpha=0.4, ms=4)
+        for number, (name, line) in enumerate(levels.items(), len(along)):
+            cell, colour = line.cells.get(key), COLOURS[number % len(COLOURS)]
+            if cell and cell.values:
+                mean, spread = centre(cell.values, recipe.statistic), _spread(recipe, cell.values)
+                handles[name] = axes.axhline(mean, color=colour, ls="--", lw=1, label=name)
+                axes.axhspan(mean - spread, mean + spread, color=colour, alpha=0.1, lw=0)
+        axes.set(xlabel=recipe.x_axis.label, ylabel=_named(key, _unit(recipe, key)), xscale=recipe.x_axis.scale)
+    if len(handles) > 1:
+        beside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
+        panels[-1].legend(handles=handles.values(), **beside)
     return figure
 
 
@@ -354,15 +371,17 @@ def over_columns(results: Results) -> Any:
         axes.set_title(data if len(recipe.data) > 1 else "")
         axes.set_xticks(places, [f"{x:g}" for x in places])
         axes.minorticks_off()
+    first = recipe.columns[columns[places[0]]]
     named = metric in QUANTITIES and metric != "accuracy"  # accuracies may be fractions
-    panels[0].set_ylabel(QUANTITIES[metric].axis if named else f"{metric}, {_unit(recipe, columns[places[0]])}")
+    number = first.value.partition("/")[2] or metric  # that of an analysis has a name of its own
+    panels[0].set_ylabel(QUANTITIES[metric].axis if named else _named(number, _unit(recipe, columns[places[0]])))
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     if recipe.has_published:
         figure.suptitle("lines: here, diamonds: published", fontsize=7)
     return figure
 
 
-def _styles(models: Iterable[str]) -> dict[str, dict[str, str]]:
+def _styles(models: Iterable[str]) -> Styles:
     """model -> a colour; beyond the number of colours, also another line and marker."""
     looks = (("-", "o"), ("--", "s"), (":", "^"))
     return {
@@ -389,10 +408,10 @@ def grid(rows: int, columns: int, height: float = 2.2, **options: Any) -> tuple[
     return pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
 
 
-def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:
+def _legend(axes: Any, models: Curves, styles: Styles) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colours[model], label=model) for model in models]
+    handles = [Line2D([], [], label=model, **styles[model]) for model in models]
     legend = axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     # Within a row, it has the place of an unused panel.
     legend.set_in_layout(axes.get_subplotspec().is_last_col())
@@ -401,6 +420,11 @@ def _legend(axes: Any, models: Curves, colours: Mapping[str, str]) -> None:
 def _measured_twice(models: Curves, subset: str, quantity: str) -> bool:
     key = QUANTITIES[quantity].key(subset)
     return any(len(band([curve], key)[0]) > 1 for curves in models.values() for curve in curves)
+
+
+def _named(name: str, unit: str, gap: str = " ") -> str:
+    """The label of an axis; the numbers of an analysis have no unit."""
+    return f"{name},{gap}{unit}" if unit else name
 
 
 def _unit(recipe: Recipe, key: str) -> str:
@@ -423,10 +447,12 @@ def _log_if_wide(axis: Any, values: Sequence[float]) -> None:
         axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _std(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def _spread(recipe: Recipe, values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for one value, and beside a median."""
+    return statistics.stdev(values) if len(values) > 1 and recipe.statistic == "mean" else 0.0
 
 
-def _colours(courses: Mapping[str, Curves]) -> dict[str, str]:
-    models = dict.fromkeys(model for of_data in courses.values() for model in of_data)
-    return {model: COLOURS[number % len(COLOURS)] for number, model in enumerate(models)}
+def _styles_of_curves(courses: Mapping[str, Curves]) -> Styles:
+    """Those of ``_styles`` without markers, which would hide a curve of many evaluations."""
+    styles = _styles(dict.fromkeys(model for of_data in courses.values() for model in of_data))
+    return {model: {"color": style["color"], "ls": style["ls"]} for model, style in styles.items()}

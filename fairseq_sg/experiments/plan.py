@@ -139,7 +139,7 @@ class Plan:
         """The options that select the same runs again."""
         return [
             "--rows", ",".join(self.rows), "--on", ",".join(self.on), "--seeds", as_seeds(self.seeds),
-            "--steps-scale", f"{self.steps_scale:g}", "--device", self.device,
+            "--steps-scale", as_scale(self.steps_scale), "--device", self.device,
             "--data", str(self.data), "--out", str(self.out),
             *(["--variant", self.recipe.variant] if self.recipe.variant else []),
             *(["--step-graphs", str(self.graphs)] if self.graphs else []),
@@ -278,6 +278,11 @@ def as_seeds(seeds: list[int]) -> str:
         if seeds == list(range(1, len(seeds) + 1))
         else ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
     )
+
+
+def as_scale(steps_scale: float) -> str:
+    """The text of a factor on the steps, with all its digits: 1 for 1.0."""
+    return str(steps_scale).removesuffix(".0")
 
 
 def check_data(folder: Path, arguments: Sequence[str]) -> None:

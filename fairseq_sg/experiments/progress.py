@@ -77,6 +77,7 @@ class Progress:
         """The live table: model, seed, state, steps, speed, time left, and the last numbers."""
         from rich import box
         from rich.table import Table
+        from rich.text import Text
 
         columns = list(dict.fromkeys(_column(run, name) for run in runs for name in run.subsets.values()))
         ended = sum(s in ENDED for s in state.values())
@@ -94,7 +95,7 @@ class Progress:
             text = QUANTITIES[run.shown].shown
             numbers = {_column(run, name): text(at[s]) for s, name in run.subsets.items() if s in at}
             found.add_row(
-                run.name,
+                Text(run.name),  # brackets in a label are no markup
                 str(run.seed),
                 state[key],
                 f"{step:,} / {run.steps:,}",

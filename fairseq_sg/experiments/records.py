@@ -85,10 +85,11 @@ def evaluated(run: Run) -> bool:
 
 
 def recorded(run: Run) -> list[list[str]]:
-    """The commands in a run's record, with the present path of its folder, which may have been moved."""
+    """The commands in a run's record, as words, with the present path of its folder, which may have been moved."""
     record = saved(run)
     folder = record.get("folder", str(run.folder))
-    return [shlex.split(command.replace(folder, str(run.folder))) for command in record.get("commands", ())]
+    commands = map(shlex.split, record.get("commands", ()))
+    return [[word.replace(folder, str(run.folder)) for word in command] for command in commands]
 
 
 def commands_of(commands: Iterable[list[str]]) -> set[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
 from fairseq_sg.experiments.results import Record, Results, of_equal_steps
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
+from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
 
 Table = list[list[str]]
@@ -96,7 +97,7 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
     found = measured[key]
     if column.metric == "accuracy":
         return found / 100 if recipe.unit == "fraction" else found
-    return 2**found if column.metric == "perplexity" else found
+    return perplexity(found) if column.metric == "perplexity" else found
 
 
 def lines(results: Results) -> list[Line]:
@@ -263,23 +264,26 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
         rows: those of the table; by default all.
         scale: the factor on the recipe's steps.
     """
-    selector = next(iter(recipe.data.values())).subsets[0]
-    which = {
-        "last": "of the last checkpoint",
-        "best": f"of the checkpoint with the best {recipe.checkpoint_metric} on `{selector}` (the latest of several)",
-    }[recipe.checkpoint]
     found = []
     for key, column in recipe.columns.items():
         if column.metric == "analysis":
             analysis, _, path = column.value.partition("/")
             found.append(f"{key}: `{path}` of the analysis `{analysis}`.")
             continue
+        first = dict.fromkeys(
+            f"`{data.subsets[0]}`" for name, data in recipe.data.items() if key in recipe.columns_of(name)
+        )
+        selector = " or ".join(first)
+        which = {
+            "last": "of the last checkpoint",
+            "best": f"of the checkpoint with the best {recipe.checkpoint_metric} on {selector} (the latest of several)",
+        }[recipe.checkpoint]
         metric = _metric(recipe, column)
         where = f"`{column.subset}`" + f", examples of `{column.type}`" * bool(column.type)
         at = {
             "checkpoint": which,
             "end": "at the end of training",
-            "best": f"at the evaluation with the best value of its own on `{selector}` (the first of several)",
+            "best": f"at the evaluation with the best value of its own on {selector} (the first of several)",
             "peak": "at its best evaluation in training, which looks at the test",
             "second_half": "as the mean over the evaluations in the second half of training",
         }.get(column.at) or f"{which} up to step {round(column.at * scale)}"
@@ -423,6 +427,7 @@ def _error(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "[": "{[}",  # which may follow \\ or \midrule, and would be their option
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "–": "--", "φ": r"$\phi$",
     "λ": r"$\lambda$", "γ": r"$\gamma$", "δ": r"$\delta$", "π": r"$\pi$", "σ": r"$\sigma$", "β": r"$\beta$",
     "≤": r"$\leq$", "≥": r"$\geq$", "<": r"\textless{}", ">": r"\textgreater{}", "†": r"$^\dagger$",

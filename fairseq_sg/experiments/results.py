@@ -15,7 +15,7 @@ from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import cut, minutes, partial_result
-from fairseq_sg.experiments.plan import Plan, Trial, as_seeds
+from fairseq_sg.experiments.plan import Plan, Trial, as_scale, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
 from fairseq_sg.experiments.recipe import from_dict, names
 from fairseq_sg.experiments.records import as_asked, check_steps, diverged, result_of, saved
@@ -78,7 +78,7 @@ class Results:
         words += ["--rows", ",".join(self.rows)] if self.rows != recipe.trained else []
         words += ["--on", ",".join(self.data)] if self.data != list(recipe.data) else []
         words += ["--seeds", as_seeds(self.seeds)] if self.seeds != list(range(1, recipe.seeds + 1)) else []
-        words += ["--steps-scale", f"{self.steps_scale:g}"] if self.steps_scale != 1 else []
+        words += ["--steps-scale", as_scale(self.steps_scale)] if self.steps_scale != 1 else []
         return shlex.join(words)
 
     @property

@@ -169,6 +169,19 @@ def test_errors_are_inside_the_frame():
         assert least / 3 < low < 0.9 * least and 1.1 * largest < high < 3 * largest
 
 
+def test_every_line_has_a_colour_of_its_own():
+    models = {f"m{number}": {"gen": {"1": [50.0], "2": [60.0]}} for number in range(len(plots.COLORS) + 1)}
+    steps = {f"step {number}": np.array([0.6, 0.4]) for number in range(len(plots.COLORS) + 1)}
+    panels = {"test": plots.Lines({name: ((1, 2), [[0.3, 0.2]]) for name in models}, {}, "loops")}
+    for figure in (
+        plots.accuracies(models, "words"),
+        plots.shares(steps, "expert", "share"),
+        plots.errors(panels, "e"),
+    ):
+        colours = [line.get_color() for line in figure.axes[0].lines if line.get_linestyle() == "-"]
+        assert len(set(colours)) == len(colours) == len(models)
+
+
 def test_no_legend_covers_bars():
     names = ["a", "b", "c"]
     bars = {model: {"": {name: [100.0] for name in names}} for model in ("unmasked", "mask", "inverse")}

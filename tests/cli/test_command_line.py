@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import run, training
+from helpers.commands import launch, run, training
 
 FOLDER = "no/data"  # none of these commands gets as far as its data
 
@@ -216,6 +216,7 @@ VALUES = {
     "--valid-subset valid,train": "--valid-subset has train, whose log lines would look like those of the training: "
     "leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
     "--patience -5": "--patience is -5: choose -1 or more",
+    "--log-file no/folder/log": "--log-file no/folder/log: there is no folder no/folder: make it first",
 }
 
 
@@ -231,6 +232,14 @@ def test_values_that_cannot_be_meant(options, message, monkeypatch):
     with pytest.raises(UsageError) as error:
         command_line.check(cfg, "train")
     assert str(error.value) == message
+
+
+def test_a_command_that_runs_by_its_path():
+    """As a debugger or a profiler runs it."""
+    from fairseq_cli import train
+
+    result = launch("python", train.__file__, *words("--patience", "-5"))
+    assert (result.code, result.err.splitlines()[-1]) == (1, "error: --patience is -5: choose -1 or more")
 
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")

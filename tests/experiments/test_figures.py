@@ -206,6 +206,41 @@ def test_the_sweep_of_a_recipe(swept):
     assert level.get_ydata()[0] == 70 and level.get_label() == "without"
 
 
+def test_a_colour_of_a_sweep_is_one_level_in_all_panels(swept):
+    """The first level has no number in the second panel."""
+    recipe = swept.recipe
+    recipe.rows["deep"] = replace(recipe.rows["none"], label="deeper")
+    recipe.columns["OOD"] = replace(recipe.columns["OOD"], at=2)
+    deep = result(3, valid=50.0) | {"curve": curve((1, 10, 2.0), (2, 50, 1.0))}
+    swept.records.append({"row": "deep", "data": "tiny", "seed": 1, "result": deep})
+    for done in swept.records:
+        if done["row"] == "none":
+            done["result"]["curve"] = []
+    iid, ood = figures.sweep(swept).axes
+    levels = {line.get_label(): line.get_color() for line in (*iid.lines, *ood.lines) if line.get_linestyle() == "--"}
+    legend = {
+        text.get_text(): line for text, line in zip(ood.get_legend().get_texts(), ood.get_legend().legend_handles)
+    }
+    assert levels.keys() == {"without", "deeper"} and legend.keys() == {"tiny", "without", "deeper"}
+    assert all(legend[name].get_color() == colour for name, colour in levels.items())
+    assert [line.get_color() for line in ood.lines if line.get_linestyle() == "--"] == [levels["deeper"]]
+
+
+def test_medians_of_a_sweep_have_no_standard_deviation(swept):
+    swept.recipe.statistic = "median"
+    iid, _ = figures.sweep(swept).axes
+    ((_, _, (bar,)),) = iid.containers
+    assert bar.get_segments()[0][:, 1].tolist() == [80, 80]
+
+
+def test_numbers_of_an_analysis_have_no_unit(swept):
+    columns = {"share": replace(swept.recipe.columns["IID"], metric="analysis", value="masks/kept", subset="")}
+    swept.recipe.columns = columns
+    for done in swept.records:
+        done.get("result", {})["analysed"] = {"masks/kept": 0.5}
+    assert [axes.get_ylabel() for axes in figures.sweep(swept).axes] == ["share"]
+
+
 BY_LENGTH = """\
 title: By length
 source: nobody
@@ -284,6 +319,29 @@ def test_a_seed_that_is_not_finite_has_no_bar(tmp_path):
     assert not ood.patches and len(iid.patches) == 1
 
 
+def test_what_failed_is_named_within_the_frame(tmp_path):
+    """Also on a logarithmic axis, where nothing stands at 0."""
+    found = finished(tiny(tmp_path))
+    found.recipe.columns = {"OOD": replace(found.recipe.columns["OOD"], metric="loss")}
+    for done, loss in zip(found.records, (0.01, 5.0)):
+        done["result"]["loss"] = {"gen": loss}
+    figure = figures.bars(found)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    frame = axes.get_window_extent()
+    assert axes.get_xscale() == "log" and len(axes.texts) == 2
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
+
+
+def test_curves_beyond_the_number_of_colours_have_looks_of_their_own(tmp_path):
+    many = {f"m{number}": [curve((1, 0, 1.0), (2, 5, 1.0))] for number in range(figures.CURVES)}
+    (axes,) = figures.through_training(results_of(tmp_path, {"scan": many}), ["valid"], "accuracy").axes
+    for looks in (axes.lines, axes.get_legend().legend_handles):
+        assert len({(line.get_color(), line.get_linestyle()) for line in looks}) == figures.CURVES
+
+
 def test_many_rows_have_looks_of_their_own():
     looks = figures._styles([f"model {n}" for n in range(24)]).values()
     assert len({tuple(look.values()) for look in looks}) == 24
@@ -346,7 +404,9 @@ def test_figures_of_squared_errors(drawn, tmp_path):
 
 
 def test_no_figure_before_any_number(tmp_path, drawn):
+    (tmp_path / "x.png").write_text("of numbers that are gone")
     assert figures.draw_all(Results(tiny(tmp_path), 1.0, [record("good", 1)]), tmp_path / "x") == [] and not drawn
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_figures_are_at_most_a_page_wide(tmp_path):

@@ -165,6 +165,8 @@ def test_options_select_the_same_runs(tmp_path):
         "--rows bad --on tiny --seeds 3, --steps-scale 0.5 --device cuda --data d --out o --variant small".split()
     )
     assert "--variant" not in make_plan(recipe).options()
+    third = make_plan(recipe, steps_scale=1 / 3).options()
+    assert float(third[third.index("--steps-scale") + 1]) == 1 / 3
 
 
 # Data folders.

@@ -112,6 +112,15 @@ def test_a_live_table_on_a_terminal(clock, tmp_path):
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is back
 
 
+def test_brackets_in_a_label_are_shown(clock, tmp_path):
+    (run,) = [make_run(tmp_path / "a")]
+    run.name = "linear [/norm] [ours]"
+    shown, terminal = live([run])
+    look(shown, clock, [run], "training")
+    assert run.name in terminal.getvalue()
+    shown.close()
+
+
 def test_of_many_trainings_the_running_ones_are_shown(clock, tmp_path):
     runs = [make_run(tmp_path / f"r{number}") for number in range(progress.ROOM + 2)]
     shown, terminal = live(runs)

@@ -162,6 +162,8 @@ def test_other_metrics(tmp_path):
     done = {"accuracy": {}, "loss": {"gen": 3.0}, "generated": {"valid": {"bleu": 41.5}}, "curve": []}
     found = [report.value(recipe, column, {"result": done}, 1.0) for column in recipe.columns.values()]
     assert found == [41.5, None, 8.0]
+    diverging = {"result": done | {"loss": {"gen": 1500.0}}}
+    assert report.value(recipe, recipe.columns["OOD-20"], diverging, 1.0) == math.inf
 
 
 def test_squared_errors(tmp_path):
@@ -268,6 +270,21 @@ def test_a_number_of_some_seeds_has_no_verdict(tmp_path):
     assert (report.cell_text(recipe, line, "OOD"), line.cells["OOD"].verdict) == ("–", "not run")
 
 
+def test_the_legend_names_the_subset_that_chooses_the_checkpoint_of_each_data(tmp_path):
+    data = "  tiny: {folder: tiny, prepare: ctl --order forward, subsets: [dev, valid, gen]}\n"
+    text = TINY.replace(data, data + "  other: {folder: other, prepare: ctl --order backward, subsets: [gen]}\n")
+    legend = report.legend(tiny(tmp_path, text))
+    assert "the best accuracy on `dev` or `gen` (the latest of several)" in legend[1]
+    assert "the best accuracy on `dev` (the latest" in report.legend(tiny(tmp_path))[1]
+
+
+def test_texts_of_several_lines_stand_on_one(tmp_path):
+    text = TINY.replace("source: Nobody 1999, Table 0", "source: |\n  Nobody 1999,\n  Table 0")
+    text = text.replace("missing: it is not ours", "missing: |\n      it is\n      not ours")
+    page = report.page(finished(tiny(tmp_path, text)), [])
+    assert "Published: Nobody 1999, Table 0." in page and "| it is not ours |" in page
+
+
 def test_legend(tmp_path):
     assert report.legend(tiny(tmp_path, TINY.replace("checkpoint: best", "checkpoint: last"))) == [
         "IID: accuracy, as a fraction, on `valid` at the end of training.",
@@ -363,6 +380,7 @@ def test_letters_that_latex_reads_otherwise(name, letters):
     escaped = report.escaped(letters)
     assert escaped.isascii() and not re.search(r"(?<!\\)[&%#_]", escaped)
     assert report.escaped("a plain text (1.0)") == "a plain text (1.0)"
+    assert report.escaped("[ours]").startswith("{[}")  # no option of \\midrule
 
 
 def test_csv(tmp_path):

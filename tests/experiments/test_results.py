@@ -104,9 +104,11 @@ def test_numbers_of_another_evaluation_are_not_collected(tmp_path):
     assert kept("model_overrides: '{}'", "model_overrides: '{1: 1}'")[1][:2] == [[0.08], []]
     # Neither a smaller batch nor a further subset changes a number.
     assert kept("batch_size_valid: 50", "batch_size_valid: 5") == kept("gen]}", "gen, test]}") == kept()
-    trial.run.folder.parent.rename(tmp_path / "moved")
-    (moved, *_) = replace(planned(tmp_path, text), out=tmp_path / "moved").trials()
-    assert records.as_asked(moved.run) == everything
+    here = trial.run.folder.parent
+    for name in ("moved", "moved to a path of 'words'"):
+        here = here.rename(tmp_path / name)
+        (moved, *_) = replace(planned(tmp_path, text), out=here).trials()
+        assert records.as_asked(moved.run) == everything
 
 
 def test_what_has_not_ended_is_cut_at_the_common_step(tmp_path):
