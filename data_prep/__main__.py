@@ -23,7 +23,7 @@ from data_prep.ctl import Ctl
 from data_prep.ctlpp import CtlPlusPlus
 from data_prep.darcy import Darcy
 from data_prep.dataset import DataError, Dataset, UsageError, add_options
-from data_prep.folder import prepare, verify
+from data_prep.folder import prepare, say, verify
 from data_prep.in_context import InContext
 from data_prep.iwslt_en_vi import IwsltEnVi
 from data_prep.key_value import KeyValue
@@ -119,7 +119,7 @@ def make_parser() -> Parser:
     listing.set_defaults(run=lambda args: print_list())
     verifying = commands.add_parser("verify", help="check the files of a prepared folder against its dataset.json")
     verifying.add_argument("folder", type=Path, metavar="FOLDER")
-    verifying.set_defaults(run=lambda args: print(f"{args.folder}: {verify(args.folder)} files are unchanged"))
+    verifying.set_defaults(run=lambda args: say([f"{args.folder}: {verify(args.folder)} files are unchanged"]))
     reordering = commands.add_parser("reorder", help="write a prepared folder with the dictionaries of another one")
     add_dataset(reordering, Reorder({dataset.name: dataset for dataset in DATASETS}))
     return parser
@@ -148,8 +148,7 @@ def print_list() -> None:
     rows = [("dataset", "licence", "source", "size", "splits")]
     rows += [(d.name, d.licence, d.source, d.size, " ".join(d.splits)) for d in DATASETS]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    say(["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

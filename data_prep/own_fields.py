@@ -15,6 +15,7 @@ Source: yours.
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class OwnFieldFiles(Sources):
 
     def paths(self) -> dict[str, dict[str, Path]]:
         """subset -> name of an array -> its file. Raises DataError for a file that is missing."""
-        subsets = sorted(path.name.removesuffix(".input.npy") for path in self.raw_dir.glob("*.input.npy"))
+        ends = [f".{name}.npy" for name in NAMES]
+        subsets = sorted(path.name.removesuffix(end) for end in ends for path in self.raw_dir.glob(f"*{end}"))
         found = {}
         for subset in dict.fromkeys((*NEEDED, *subsets)):
             found[subset] = {name: self.raw_dir / f"{subset}.{name}.npy" for name in NAMES}
@@ -56,7 +58,7 @@ class OwnFieldFiles(Sources):
         self.watch(path)  # another pass hashes it
         try:
             values = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"is no complete .npy file of numbers ({error}): write it by numpy.save", path) from None
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
             raise DataError("has no real numbers: write an array of floats by numpy.save", path)
@@ -102,6 +104,8 @@ class OwnFields(Dataset):
                         paths[subset][name],
                     )
             check_target(paths[subset]["target"], of["input"], of["target"], options.periodic)
+            if subset != "train":
+                check_apart(paths[subset]["input"], of["input"], train["input"])
         return Fields(
             arrays,
             dims=train["input"].ndim - 1,
@@ -112,6 +116,14 @@ class OwnFields(Dataset):
             updates=EPOCHS * max(1, len(train["input"]) // BATCH),
             origin={"files": [sources.describe(path.name, path) for of in paths.values() for path in of.values()]},
         )
+
+
+def check_apart(path: Path, inputs: np.ndarray, trained: np.ndarray) -> None:
+    """Raises DataError for a subset with a function of train."""
+    there = {function.tobytes() for function in trained}
+    for row, function in enumerate(inputs):
+        if function.tobytes() in there:
+            raise DataError(f"function {row} is also one of train: leave it out of one of them", path)
 
 
 def check_shape(path: Path, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:

@@ -296,7 +296,7 @@ def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair]
 def split_by_length(split: Split, options: TranslationOptions) -> Split:
     """Moves sources of valid and test that are too long to dev and gen, and omits those of train unless all are wanted.
 
-    Raises DataError if there is no long one to test, or if a subset has no short one.
+    Raises DataError if there is no test set, or no long one in it, or if a subset has no short one.
     """
     limit = options.max_length
     if not limit:
@@ -313,6 +313,10 @@ def split_by_length(split: Split, options: TranslationOptions) -> Split:
         short["train"], long["train"] = split.subsets["train"], []
     subsets = short | {HELD_OUT[name]: long[name] for name in reversed(HELD_OUT) if long.get(name)}
     unit = f"{limit} {options.length_unit}"
+    if "test" not in split.subsets:
+        raise DataError(
+            "--max-length tests on longer sentences, and there is no test set: give one, or omit --max-length"
+        )
     if "gen" not in subsets:
         raise DataError(f"no test sentence has more than {unit}: lower --max-length, or give a test set with long ones")
     for name, pairs in short.items():

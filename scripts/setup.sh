@@ -90,8 +90,11 @@ echo "setup: $("$python" --version) -> $venv: $torch${index:+ for CPUs}, librari
 echo "       The first time takes $minutes and a download; a second call returns at once."
 started=$SECONDS
 if [ "$python" != "$venv/bin/python" ]; then
-  if [ ! -f "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
-    echo "setup: $venv is no Python environment, and its files would be deleted: name a new folder by SG_VENV" >&2
+  # Without the stamp, only what an interrupted call left may be deleted: an environment without an interpreter.
+  if [ ! -f "$stamp" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ] &&
+    { [ ! -f "$venv/pyvenv.cfg" ] || [ -e "$venv/bin/python" ]; }; then
+    what=$([ -f "$venv/pyvenv.cfg" ] && echo "an environment of other projects" || echo "no Python environment")
+    echo "setup: $venv is $what, and its files would be deleted: name a new folder by SG_VENV" >&2
     exit 1
   fi
   "$python" -m venv --clear "$venv"

@@ -45,14 +45,14 @@ def measure(
         keep_freed_memory()  # as a training does
     among = [name for name in OPERATORS[operator].candidates(device, dtype) if name in names]
     for sizes in sizes_of(operator, device)[:most] if len(among) > 1 else ():
-        case = TIMED[operator].case(Make(device), *sizes)
-        inputs = case.inputs_in(dtype)
-
-        def function(name, *tensors, case=case, inputs=inputs):
-            return case.function(name, **dict(zip(inputs, tensors, strict=True)))["out"]
-
-        tensors = list(inputs.values())
         try:
+            case = TIMED[operator].case(Make(device), *sizes)
+            inputs = case.inputs_in(dtype)
+
+            def function(name, *tensors, case=case, inputs=inputs):
+                return case.function(name, **dict(zip(inputs, tensors, strict=True)))["out"]
+
+            tensors = list(inputs.values())
             with torch.no_grad():
                 weighting = torch.randn_like(function(among[0], *tensors))
             runs = {name: differentiated(partial(function, name), tensors, weighting) for name in among}

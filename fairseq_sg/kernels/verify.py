@@ -178,6 +178,8 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
             runs = [with_gradients(case, implementation, inputs)]
             alone = without_gradients(case, implementation, inputs)
         synchronize(next(iter(inputs.values())).device.type)
+    except torch.OutOfMemoryError as error:  # of a device that others use, too
+        return found(cannot=first_line(error))
     except Exception as error:  # whatever a broken kernel raises
         raised = f"{type(error).__name__}: {error}"
         if any(words in raised for words in REFUSALS):

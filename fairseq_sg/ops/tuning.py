@@ -222,14 +222,12 @@ def check_writable(path: Path) -> None:
 def write(tuning: Tuning, path: Path) -> None:
     """Replaces the file in one step; other processes may read it meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(tuning.as_json())
+        temporary.write_text(tuning.as_json(), "utf-8")
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 KEY = ("device", "driver", "torch", "triton", "operators")

@@ -114,3 +114,26 @@ def test_files_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
     result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
     assert result.code == 1 and message in result.err and result.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: np.save(folder / "test.input.npy", np.load(folder / "train.input.npy")[[5, 2]]),
+            "test.input.npy: function 0 is also one of train",
+        ),
+        (
+            lambda folder: (folder / "test_12.input.npy").unlink(),
+            "has no test_12.input.npy: every subset needs an input",
+        ),
+        (lambda folder: (folder / "train.input.npy").write_bytes(b"PK\x03\x04"), "is no complete .npy file of numbers"),
+    ],
+    ids="leak lone-target archive".split(),
+)
+def test_folders_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mine", 16)
+    damage(folder)
+    result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
+    assert result.code == 1 and message in result.err and result.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -334,6 +334,11 @@ def test_refusals(run, files: list[object], options: list[str], code: int, messa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_longer_sentences_are_those_of_a_test_set(run, files: list[object], tmp_path: Path) -> None:
+    result = run("parallel", *files[:4], "--max-length", 3, "--test-share", 0, "--raw-only", "--out", tmp_path / "out")
+    assert result.code == 1 and "there is no test set: give one, or omit --max-length" in result.err
+
+
 def test_valid_and_test_are_not_one_text(run, files: list[object], tmp_path: Path) -> None:
     options = ["--valid-src", files[5], "--valid-tgt", files[7], "--raw-only", "--out", tmp_path / "out"]
     result = run("parallel", *files, *options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -229,6 +230,22 @@ def test_points_are_measured():
         assert point.dtype == "float32" and list(point.ms) == ["shift", "naive"]
         assert all(0 < low <= median <= high for low, median, high in point.ms.values())
     assert list(measure("relative_logits", ("shift",), "cpu", torch.float32, None, 2, 0.0)) == []
+
+
+def test_sizes_beyond_the_memory_have_no_point(monkeypatch):
+    """Wherever the memory ends: in making the inputs, or in running."""
+    made = TIMED["relative_logits"].case
+    sizes = []
+
+    def limited(make, *of_case):
+        sizes.append(of_case)
+        if len(sizes) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return made(make, *of_case)
+
+    monkeypatch.setitem(TIMED, "relative_logits", replace(TIMED["relative_logits"], case=limited))
+    points = list(measure("relative_logits", ("shift", "naive"), "cpu", torch.float32, 3, 2, 0.0))
+    assert [point.sizes for point in points] == [sizes[0], sizes[2]]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="bash scripts/setup.sh --with-triton")

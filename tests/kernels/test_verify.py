@@ -71,6 +71,7 @@ def test_in_a_process_of_its_own(kernel, limit, problem):
         (NotImplementedError("not on a CPU"), "not on a CPU"),
         (ValueError("cvmm cannot run its implementation 'triton' here: why"), "cvmm cannot run its"),
         (RuntimeError("backend failed:\nNotImplementedError: NYI: width 4"), "backend failed:"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "CUDA out of memory"),
     ],
 )
 def test_one_that_cannot_run_here_is_neither_right_nor_wrong(error, reason, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,6 +269,15 @@ def test_a_cpu_has_a_file_for_each_number_of_threads():
     assert tuning.name_of(CPU).endswith(", 2 threads")
     torch.set_num_threads(1)
     assert tuning.name_of(CPU).endswith(", 1 thread")
+
+
+def test_others_may_read_a_file(folder):
+    path, mask = tuning.path_of(CPU), os.umask(0o022)
+    try:
+        tuning.write(here(), path)
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_an_interrupted_write_leaves_the_old_file(folder, monkeypatch):
