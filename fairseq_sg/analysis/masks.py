@@ -494,6 +494,8 @@ def halves(masks: Mapping[str, Tensor]) -> dict[str, Masks]:
 
     Raises UsageError for a model without layers of their own.
     """
+    # A decoder's own parameters, its output layer among them, come before those of its layers.
+    masks = dict(sorted(masks.items(), key=lambda item: item[0].rpartition(".")[2].startswith("output_")))
     layers = [match[0] if (match := re.match(r".*?\.layers\.\d+\.", name)) else None for name in masks]
     different = list(dict.fromkeys(layer for layer in layers if layer))
     if len(different) < 2:
@@ -547,7 +549,8 @@ def output_words(loaded: Loaded, masks: Masks) -> dict[str, list[str]]:
     dictionary = getattr(loaded.task, "target_dictionary", None)
     if loaded.reads_images or dictionary is None:
         return {}
-    rows = dictionary.symbols if loaded.has_decoder else dictionary.symbols[dictionary.nspecial :]
+    labels = not loaded.has_decoder or loaded.labels_words  # they have no special symbols
+    rows = dictionary.symbols[dictionary.nspecial :] if labels else dictionary.symbols
     ends = ("output_weight", "output_projection.weight", "classifier.weight")
     return {name: list(rows) for name, mask in masks.items() if name.endswith(ends) and len(mask) == len(rows)}
 

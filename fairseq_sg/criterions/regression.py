@@ -21,6 +21,7 @@ from fairseq.criterions import register_criterion
 from fairseq_sg import ranges
 from fairseq_sg.criterions.base import LayerLosses, LayerLossesConfig
 from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.depth import DEPTH_REGISTRY
 
 
 @dataclass
@@ -44,6 +45,12 @@ class Regression(LayerLosses):
             raise UsageError("--criterion regression needs numbers: choose --task sg_regression")
         ranges.check(RegressionConfig, {"loop_loss": cfg.loop_loss})
         self.unit, self.loop_loss = task.unit, cfg.loop_loss
+
+    def check_training(self, model) -> None:
+        """Also raises UsageError for --loop-loss last without loops."""
+        super().check_training(model)
+        if self.loop_loss == "last" and model.config.depth not in DEPTH_REGISTRY.with_option("loops"):
+            raise UsageError("--loop-loss last is for a model with loops: add --depth looped, or leave it out")
 
     @property
     def units(self) -> str:

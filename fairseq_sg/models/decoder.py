@@ -210,4 +210,5 @@ def remember(h: Tensor, memory: Sequence[Tensor] | None, step: int, length: int)
     """The last ``length`` positions of a step's ``memory`` (M, B, C) and of h (N, B, C) after it, without gradient."""
     if memory is not None and h.size(0) < length:
         h = torch.cat([memory[step].type_as(h), h])
-    return h[-length:].detach()
+    kept = h[-length:].detach()
+    return kept.clone() if kept.size(0) < h.size(0) else kept  # a slice would keep the rest alive

@@ -161,6 +161,9 @@ class SGOperator(BaseFairseqModel):
         if config.coarse_points and dims == 1:
             raise UsageError("--coarse-points is for fields of two dimensions: leave it out")
         scales = statistics if config.field_scaling == "scalar" else {}
+        for name, of_field in scales.items():
+            if of_field["std"] == 0:
+                raise UsageError(f"--field-scaling scalar: all values of the {name} are equal in train: leave it out")
         self.input_scaling = FieldScaling(**scales.get("input", {}))
         self.target_scaling = FieldScaling(**scales.get("target", {}))
         self.joins_input = config.coordinates == "input"

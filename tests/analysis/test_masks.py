@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +24,21 @@ from data_prep.dataset import Pair
 from data_prep.folder import write
 from fairseq_sg.analysis import load, masks
 from fairseq_sg.analysis.__main__ import main
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.examples import Part, open_examples
-from fairseq_sg.analysis.masks import from_arrays, halves, to_arrays
+from fairseq_sg.analysis.masks import from_arrays, halves, output_words, to_arrays
 from fairseq_sg.analysis.overlap import by_word
 from fairseq_sg.analysis.overlap import draw as draw_overlap
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 from fairseq_sg.evaluate import main as evaluate
+from fairseq_sg.models.sg_encoder import SGEncoder
+from fairseq_sg.models.sg_transformer import SGTransformer
+from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from helpers.analysis_models import checkpoint
 from helpers.commands import metrics, succeed
 from helpers.labelled_words import TAGGERS, training, write_labelled_words
+from helpers.models import build, dictionary
 
 WORDS, WIDTH = 5, 16
 FIRST, SECOND, ANSWER = slice(0, 5), slice(5, 10), slice(10, 15)
@@ -464,6 +470,31 @@ def test_halves_of_the_layers():
     masks = {name: torch.ones(1, dtype=torch.bool) for name in names}
     found = halves(masks)
     assert list(found["early"]) == names[:2] and list(found["late"]) == names[2:]
+
+
+@pytest.mark.parametrize("kind", [SGEncoder, SGTransformerLM])
+def test_rows_of_a_labelling_model_are_labels(kind):
+    labels = dictionary(3)
+    task = SimpleNamespace(source_dictionary=dictionary(5), target_dictionary=labels, num_classes=3, labels_words=True)
+    task.cfg = SimpleNamespace(left_pad_source=True)
+    side = "encoder" if kind is SGEncoder else "decoder"
+    sizes = {"embed_dim": 8, "ffn_embed_dim": 8, "attention_heads": 2, "layers": 2}
+    model = kind.build_model(argparse.Namespace(**{f"{side}_{name}": size for name, size in sizes.items()}), task)
+    loaded = Loaded(model, task, "", "", torch.device("cpu"), None, 0, "")
+    names = output_words(loaded, {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters()})
+    assert list(names.values()) == [["w0", "w1", "w2"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "options"), [(SGTransformerLM, {}), (SGTransformer, {"untied_output": True})], ids=["lm", "seq2seq"]
+)
+def test_the_output_layer_is_in_the_late_half(model, options):
+    names = [name for name, _ in build(model, **options).named_parameters()]
+    found = halves({name: torch.ones(1, dtype=torch.bool) for name in names})
+    layer = re.compile(r"(\w+)\.stack\.layers\.(\d)")
+    sides = {half: {layer.match(name).groups() for name in of if layer.match(name)} for half, of in found.items()}
+    assert not sides["early"] & sides["late"] and len(sides["early"]) == len(sides["late"])
+    assert {"decoder.output_weight", "decoder.output_bias"} <= set(found["late"])
 
 
 @settings(max_examples=25)

@@ -120,6 +120,14 @@ def test_the_log_says_the_unit(caplog):
     assert caplog.messages == ["units: loss, its shares (share_*) and mse*, squared error divided by 2"]
 
 
+def test_the_last_loop_is_that_of_a_looped_model():
+    looped, plain = (SimpleNamespace(config=SimpleNamespace(depth=depth)) for depth in ("looped", "separate"))
+    for model, loop_loss in ((looped, "last"), (looped, "all"), (plain, "all")):
+        criterion(loop_loss=loop_loss).check_training(model)
+    with pytest.raises(UsageError, match="--loop-loss last is for a model with loops: add --depth looped"):
+        criterion(loop_loss="last").check_training(plain)
+
+
 def test_wrong_options():
     with pytest.raises(UsageError, match="--loop-loss is 'first': choose from all, last"):
         criterion(loop_loss="first")

@@ -303,7 +303,7 @@ def test_a_random_model_is_sharpened_without_a_change_of_its_answers(options):
     tokens = torch.randint(4, 11, (40, 6))
     logits_ = model(tokens)[0]
     model.classifier.bias[1] -= (logits_[:, 1] - logits_[:, 0]).mean()  # answers of both kinds
-    before, after = model(tokens)[0], sharpen(model, 0.01).eval()(tokens)[0]
+    before, after = model(tokens)[0], sharpen(model, 0.01)(tokens)[0]
     difference = before[:, 1] - before[:, 0]
     assert (difference > 0).any() and (difference < 0).any()
     torch.testing.assert_close(after[:, 1] - after[:, 0], difference.sign() * -math.log(2**0.01 - 1))

@@ -359,6 +359,15 @@ def test_values_of_another_architecture_are_not_let_through(arch, heads):
         resolve(cfg)
 
 
+def test_a_constant_field_has_no_scale():
+    task = task_of(1)
+    task.fields.statistics = STATISTICS | {"target": {"mean": 1.0, "std": 0.0}}
+    config = SimpleNamespace(encoder_embed_dim=12, encoder_ffn_embed_dim=24, encoder_attention_heads=3)
+    SGOperator.build_model(config, task)
+    with pytest.raises(UsageError, match="--field-scaling scalar: all values of the target are equal in train"):
+        SGOperator.build_model(SimpleNamespace(**vars(config), field_scaling="scalar"), task)
+
+
 @pytest.mark.parametrize(
     ("options", "dims", "message"),
     [

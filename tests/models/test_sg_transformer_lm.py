@@ -135,6 +135,8 @@ def test_a_memory_that_is_too_short_forgets(kind):
     tokens = stream(12)
     parts, memories = in_segments(model, tokens, 4, memory_length=6)
     assert [memory["hidden"][0].size(0) for memory in memories] == [4, 6, 6]
+    for hidden in memories[-1]["hidden"]:  # nothing else is kept alive
+        assert hidden.untyped_storage().nbytes() == hidden.nbytes
     changed = tokens.clone()
     changed[:, :2] = 4 + (changed[:, :2] - 3) % 20
     forgotten = in_segments(model, changed, 4, memory_length=6)[0]
