@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,3 +181,15 @@ def test_the_documents_agree_on_where_the_cases_of_an_attention_go():
     for name in ("CONTRIBUTING.md", "docs/extending.md"):
         text = (REPOSITORY / name).read_text(encoding="utf-8")
         assert "tests/helpers/attention_kinds/" in text and "`CASES`" not in text, name
+
+
+def test_set_up_deletes_no_environment_of_another_project(tmp_path):
+    """It has an interpreter that does not fit, and no stamp of ours."""
+    (tmp_path / "bin").mkdir()
+    for name, text in {"pyvenv.cfg": "", "notes.txt": "", "bin/python": "#!/bin/sh\necho 3.10\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bin" / "python").chmod(0o755)
+    env = os.environ | {"SG_VENV": str(tmp_path), "SG_TORCH": "torch==0"}
+    done = subprocess.run(["bash", REPOSITORY / "scripts" / "setup.sh"], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "is an environment of other projects, and its files would be" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "notes.txt", "pyvenv.cfg"}
