@@ -195,9 +195,10 @@ class SGTrainer(Trainer):
         return state
 
     def load_checkpoint(self, filename, reset_optimizer=False, *others, **named) -> dict[str, Any] | None:
-        """fairseq's. With the optimizer, its float32 copy of the weights goes on. Without it, a new training begins,
-        and its averaged weights are the loaded ones: fairseq goes on with the average of the checkpoint, and fails
-        without one.
+        """fairseq's. With the optimizer, its float32 copy of the weights is loaded, too.
+
+        Without it, a new training begins, and its averaged weights are the loaded ones. fairseq takes the average of
+        the checkpoint, and fails without one.
         """
         stores = self.cfg.ema.store_ema
         self.cfg.ema.store_ema = stores and not reset_optimizer

@@ -410,10 +410,11 @@ def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], a
     lengths = [length for groups in sentences.values() for length in groups]
     # Bars stand side by side if two subsets share a length.
     beside = len(sentences) if len(set(lengths)) < len(lengths) else 1
+    grays = [str(0.35 + 0.4 * number / len(sentences)) for number in range(len(sentences))]
+    colors = colors_of(len(sentences)) if as_lines else grays
     for number, (subset, groups) in enumerate(sentences.items()):
-        color = colors_of(len(sentences))[number] if as_lines else str(0.35 + 0.4 * number / len(sentences))
         at = [int(group) + (number % beside + 0.5) * 0.8 / beside - 0.4 for group in groups]
-        bars = ax.bar(at, list(groups.values()), 0.8 / beside, color=color, label=subset)
+        bars = ax.bar(at, list(groups.values()), 0.8 / beside, color=colors[number], label=subset)
         if len(lengths) <= MOST_NUMBERS:
             ax.bar_label(bars, rotation=90 * (len(lengths) > 15), fontsize=SMALL, padding=2)
     ax.margins(y=0.5 if len(lengths) <= MOST_NUMBERS else 0.05)

@@ -376,9 +376,8 @@ def sharpen(model: SGEncoder, bits: float) -> SGEncoder:
         names = layer_names(config, option)
         setattr(deeper, option, ",".join([*names, names[-1]]))
     weight = model.classifier.weight
-    sharp = (
-        SGEncoder(deeper, SGTransformerEncoder(deeper, model.encoder.dictionary), 2).to(weight).train(model.training)
-    )
+    sharp = SGEncoder(deeper, SGTransformerEncoder(deeper, model.encoder.dictionary), 2).to(weight)
+    sharp.train(model.training)
     sharp.sentences = getattr(model, "sentences", None)
     with torch.no_grad():
         for parameter in sharp.parameters():
