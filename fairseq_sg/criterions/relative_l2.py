@@ -65,8 +65,9 @@ def derivative_error(prediction: Tensor, gradient: Tensor, a: Tensor, spacing: f
     if prediction.dim() == 2:
         return norms(periodic_difference(prediction, spacing) - gradient) / norms(gradient)
     gradient, a = gradient[:, 1:-1, 1:-1], a[:, 1:-1, 1:-1].to(gradient).unsqueeze(-1)
-    error = (a * (gradient - inner_differences(prediction, spacing))).square().mean((1, 2, 3))
-    return (error / (2 * (a * gradient.square()).mean((1, 2, 3)))).sqrt()
+    # A norm has the gradient 0 where it is 0, and a root has none there. The numbers of points cancel.
+    error = norms(a * (gradient - inner_differences(prediction, spacing)))
+    return error / (2 * (a * gradient.square()).sum((1, 2, 3))).sqrt()
 
 
 @register_criterion("relative_l2", dataclass=RelativeL2Config)

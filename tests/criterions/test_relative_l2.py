@@ -126,6 +126,15 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda p: criterion(h1_weight=0.5)(answers(p), batch())[0], (prediction,))
 
 
+def test_the_gradient_is_zero_where_the_energy_error_is():
+    """The root of 0 has none."""
+    u = torch.rand(2, 6, 6, dtype=torch.float64, requires_grad=True)
+    gradient = torch.zeros(2, 6, 6, 2, dtype=torch.float64)
+    gradient[:, 1:-1, 1:-1] = inner_differences(u.detach(), 0.2)
+    derivative_error(u, gradient, torch.ones_like(u), 0.2).sum().backward()
+    assert u.grad.eq(0).all()
+
+
 def test_workers_add_up():
     whole = criterion(h1_weight=0.1)(answers(), batch())[2]
     parts = [criterion(h1_weight=0.1)(answers(PREDICTION[i : i + 1]), batch(slice(i, i + 1)))[2] for i in range(2)]
