@@ -53,9 +53,15 @@ def read(path: Path, variant: str = "") -> Recipe:
     A variant is another experiment than the paper's, so the published numbers are not those of its rows.
 
     Raises:
-        RecipeError: no YAML; a key unknown, missing or repeated; a value of another type or outside its choices.
+        RecipeError: no YAML; a key unknown, missing or repeated; a value of another type or outside its choices; a
+            file with the name of a recipe of fairseq_sg, and another content.
     """
     content, known = _with_base(path)
+    if path.stem in names() and path.read_bytes() != find(path.stem).read_bytes():
+        raise RecipeError(
+            f"{path}: {path.stem} is the name of another recipe, which comes with fairseq_sg, with a folder of runs and "
+            "a command: rename the file"
+        )
     if variant:
         if variant not in known:
             there = f"choose from {', '.join(known)}" if known else "it has none"

@@ -470,6 +470,17 @@ def test_a_recipe_extends_one_of_ours_by_name(tmp_path):
     assert found.steps == 7 and found.rows == base.rows and found.name == "small"
 
 
+def test_the_name_of_a_recipe_of_ours_is_refused_for_another(tmp_path):
+    ours = recipe.find("quickstart")
+    same, other = tmp_path / "quickstart.yaml", tmp_path / "other" / "quickstart.yaml"
+    same.write_bytes(ours.read_bytes())
+    assert recipe.read(same).as_dict() == recipe.read(ours).as_dict()
+    other.parent.mkdir()
+    other.write_text("extends: quickstart\ntitle: longer\nsteps: 10000\n")
+    with pytest.raises(recipe.RecipeError, match="quickstart.yaml: quickstart is the name of another recipe.*rename"):
+        recipe.read(other)
+
+
 @pytest.mark.parametrize("row", ["mine", "linear_l2"])
 def test_a_row_that_only_would_leave_out_is_named(row, tmp_path):
     """A new one, or a misspelt one."""
