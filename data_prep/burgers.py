@@ -56,6 +56,7 @@ PERIODS = {"2pi": 2 * math.pi, "1": 1.0}
 SCALE, TAU, GAMMA = 25.0, 5.0, 2.0
 #: The largest (max ψ − min ψ)/2ν: exp(−30) is 1e-13.
 WIDEST = 30.0
+LEAST_WAVE = 1e-10  # of the first wave; below, too many digits are rounding's
 EPOCHS, BATCH = 100, 8  # of the published training
 MODES = 16  # of the architecture
 #: The published file, its functions and their points.
@@ -183,6 +184,11 @@ class Burgers(Dataset):
         def pair(subset: str, number: int) -> Solution:
             a = periodic_field(draws(options.seed, subset, number), options.points, SCALE, TAU, GAMMA)
             u = solve(a, options.time, options.viscosity, period)
+            if np.ptp(u) < LEAST_WAVE * np.ptp(a):
+                raise DataError(
+                    f"at --time {options.time:g} little but rounding is left of a wave: choose a smaller --time, or a "
+                    "smaller --viscosity"
+                )
             return a, u, spectral_derivative(u)
 
         return {

@@ -176,7 +176,9 @@ class Text(Dataset):
             unit, kind = learn_pieces(spans["train"], options), f"{options.vocab_size:,} subwords learnt on train"
         else:
             unit, kind = Bytes(), "a token is a byte"
-        return TextCorpus(spans, unit, f"{kind}; {rule(options.shares)}", membership(options, sources), origin)
+        alone = "there is no held-out text" if len(paths) == 1 else "the subsets are files of their own"
+        origins = rule(options.shares) or alone
+        return TextCorpus(spans, unit, f"{kind}; {origins}", membership(options, sources), origin)
 
 
 def check_apart(sources: TextFiles) -> None:
@@ -285,11 +287,11 @@ def lines_in(spans: Sequence[Span]) -> Iterator[str]:
 
 
 def rule(shares: dict[str, float]) -> str:
-    """The origin of the subsets, in words."""
+    """The origin of held-out shares of the input, in words; "" without shares."""
     parts = [f"{subset} is {'the last' if subset == 'test' or 'test' not in shares else 'the'} {part:g} of the input"
              + (" before it" if subset == "valid" and "test" in shares else "")
              for subset, part in reversed(shares.items())]  # fmt: skip
-    return ", ".join(parts) or "the subsets are files of their own"
+    return ", ".join(parts)
 
 
 def membership(options: TextOptions, sources: TextFiles) -> str:

@@ -21,8 +21,8 @@ the training distribution:
                               tasks.txt, so only the official file gives the ``valid`` of their papers.
     length                    Training commands have at most 22 actions, ``gen`` at least 24 (Lake & Baroni 2018,
                               experiment 2).
-    addprim_jump              ``gen`` has the commands with ``jump``. The bare command is a tenth of the training lines
-                              (Lake & Baroni 2018, experiment 3).
+    addprim_jump              ``gen`` has the commands with ``jump``. The bare command is a tenth of the training lines,
+                              before ``--holdout`` takes others (Lake & Baroni 2018, experiment 3).
     addprim_turn_left         The same with the adjacent words ``turn left``.
     template_X                ``gen`` has the commands with X after walk, look, run or jump; none of them is in
                               training (Loula et al. 2018).
@@ -278,8 +278,11 @@ def cutoff_parts(cutoff: int, pairs: list[Pair], official: bool) -> Parts:
     if official:
         check_draw(pairs, cutoff)
         membership = "the published ones" if cutoff in CUTOFFS else "drawn like the published ones"
-    rule = f"train has 90 % and valid 10 % of the commands with at most {cutoff} actions, gen has all longer ones"
-    return Parts(resplit(pairs, cutoff), resplit_sizes(cutoff), rule, membership)
+    subsets = resplit(pairs, cutoff)
+    short = f"the commands with at most {cutoff} actions, gen has all longer ones"
+    if "valid" not in subsets:
+        return Parts(subsets, {}, f"train has {short}; a valid of 10 % would be empty", "this cutoff is not published")
+    return Parts(subsets, resplit_sizes(cutoff), f"train has 90 % and valid 10 % of {short}", membership)
 
 
 def simple_parts(seed: int | None, contents: dict) -> Parts:

@@ -196,6 +196,7 @@ def test_pairs_are_those_of_their_numbers_and_seeds(folder, tmp_path):
         ("--test-grids 1e3", "must be numbers of points such as 512,1024"),
         ("--viscosity 0", "must be a number above 0"),
         ("--viscosity 0.01", "Choose a larger --viscosity"),
+        ("--period 1 --time 10", "at --time 10 little but rounding is left of a wave: choose a smaller --time"),
     ],
 )
 def test_refusals(options, message, tmp_path, capsys):

@@ -122,6 +122,13 @@ def test_no_convergence_is_an_error(monkeypatch):
         solved(medium(1, 22))
 
 
+def test_what_rounding_leaves_is_no_solution():
+    """The residual of the iteration becomes small, the one of its u does not."""
+    a = np.where(medium(1, 22) > medium(1, 22).mean(), 1e12, 1e-12)
+    with pytest.raises(DataError, match="no solution in .* iterations: choose --high and --low closer"):
+        solved(a)
+
+
 def test_gradients_are_exact_for_quadratic_functions():
     x, y = np.meshgrid(*[np.linspace(0, 1, 6)] * 2, indexing="ij")
     expected = np.stack([2 * x + 3 * y, 3 * x], axis=-1)

@@ -32,6 +32,12 @@ def test_cutoff_from_the_grammar(run, read_subset, generated: list[Pair], tmp_pa
         assert read_subset(tmp_path / "out", name) == pairs
 
 
+def test_a_cutoff_without_a_valid_says_so(run, tmp_path: Path) -> None:
+    result = run("scan", "--split", "length", "--cutoff", 1, "--raw-only", "--out", tmp_path / "out")
+    assert result.code == 0 and "a valid of 10 % would be empty" in result.out and "valid 10 %" not in result.out
+    assert "examples: this cutoff is not published" in result.out
+
+
 def test_manifest(run, tmp_path: Path) -> None:
     assert run("scan", "--split", "length", "--cutoff", 26, "--raw-only", "--out", tmp_path / "out").code == 0
     found = manifest(tmp_path / "out")

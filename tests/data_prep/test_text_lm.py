@@ -166,6 +166,12 @@ def test_subwords_are_the_text(run, text, kind: str, tmp_path: Path) -> None:
         assert measured["lines"] == (tokens == dictionary.eos()).sum()
 
 
+def test_without_held_out_text(run, text, tmp_path: Path) -> None:
+    options = ["--input", text(b"a\n" * 99), "--valid-share", 0, "--test-share", 0, "--raw-only"]
+    result = run("text", "--unit", "bytes", *options, "--out", tmp_path / "out")
+    assert result.code == 0 and "there is no held-out text" in result.out and "of their own" not in result.out
+
+
 def test_files_of_their_own(run, text, tmp_path: Path) -> None:
     """The protocol of WikiText-103; the model knows only the text of train."""
     files = {subset: text(f"{subset} {subset}\n\n".encode() * 50, subset) for subset in SUBSETS}
