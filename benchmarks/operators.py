@@ -512,6 +512,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--figures needs matplotlib: pip install matplotlib")
     as_in_training()
     changes = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
+    if small := next((name for name, value in changes.items() if value < 1), None):
+        parser.error(f"--{small.replace('_', '-')} is {changes[small]}: choose at least 1")
     changes["implementations"] = tuple(args.implementation)
     setting = setting_on(args.device, args.dtype, args.peers, args.quick, **changes)
     options = {"sizes": args.sizes, "quick": args.quick}

@@ -166,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", metavar="WORD", default="", help="only commands with this beginning, such as parity")
     report.add_out(parser)
     args = parser.parse_args(argv)
+    report.check_out(parser, args.out)
     section = preparation_section(args.only, args.raw_dirs)
     if not section.rows:
         sys.exit(f"error: no command to run: --only {args.only!r} fits none whose files are in --raw-dirs")

@@ -27,6 +27,7 @@ from benchmarks import summary
 from benchmarks.measure import Row
 from fairseq_sg.experiments.records import commit, machine
 from fairseq_sg.files import write_text
+from fairseq_sg.ops.tuning import check_writable
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent
@@ -184,8 +185,24 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, module: s
         parser.error(f"--rounds is {args.rounds}: choose at least 1")
     if vars(args).get("quick") and args.out is not None and args.out.resolve() == FOLDER:
         parser.error("--quick gives numbers that mean nothing: choose another folder for --out")
+    sizes = {"--at": vars(args).get("at"), "--sizes": vars(args).get("sizes")}
+    if small := next((option for option, values in sizes.items() if min(values or [1]) < 1), None):
+        parser.error(f"{small} is {min(sizes[small])}: choose at least 1")
+    check_out(parser, args.out)
     args.command = command(module, argv)
     return args
+
+
+def check_out(parser: argparse.ArgumentParser, out: Path | None) -> None:
+    """Ends a benchmark, before it measures, whose results cannot be written to ``out`` or beside those there."""
+    try:
+        if out is not None:
+            check_writable(out / "results.json")
+            load(out)
+    except OSError as error:
+        parser.error(f"--out {out}: {error.strerror}: choose another folder")
+    except (ValueError, TypeError) as error:
+        parser.error(f"--out {out}: its results.json has no sections ({error}): choose another folder")
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:

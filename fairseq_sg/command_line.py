@@ -387,6 +387,7 @@ def check(cfg, command: str) -> None:
         _check_schedule(cfg)
         _check_what_ends_early(cfg)
         _check_validation(cfg)
+        _check_averages(cfg.ema)
         try:
             os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
         except OSError as error:
@@ -480,6 +481,15 @@ def _check_validation(cfg) -> None:
             f"--valid-subset has {data.train_subset}, whose log lines would look like those of the training: leave it "
             f"out, and run fairseq-validate --valid-subset {data.train_subset} on a checkpoint"
         )
+
+
+def _check_averages(ema) -> None:
+    """Raises UsageError for options of averaged weights in a training without them."""
+    from fairseq.dataclass.configs import EMAConfig
+
+    given = [f.name for f in fields(EMAConfig) if ema[f.name] != f.default and f.name.startswith("ema_")]
+    if given and not ema.store_ema:
+        raise UsageError(f"{ranges.flag(given[0])} has no effect without --store-ema: add it, or leave the option out")
 
 
 def groups(cfg) -> dict[str, tuple[str | None, type | None]]:

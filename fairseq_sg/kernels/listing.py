@@ -56,7 +56,8 @@ def default(operator: str, implementation: str, device: str) -> str | None:
         points = [point for point in tuning.points if point.operator == operator]
         fastest = [p for p in points if tuning.fastest_at(p) == implementation != tuning.rule_at(p)]
         if fastest:
-            found.append(f"near {len(fastest)} of {len(points)} sizes measured")
+            also = "also " * (implementation == usual)
+            found.append(f"{also}near {len(fastest)} of {len(points)} sizes measured")
     size, least, name = known.rules.get(device, ("", 0, ""))
     if implementation == name != usual:
         found.append(f"if {size} >= {least}")

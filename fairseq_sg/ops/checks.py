@@ -31,11 +31,12 @@ def check_padding_mask(name: str, mask: Tensor | None, batch: int, length: int) 
         raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, not {tuple(mask.shape)}")
 
 
-def refuse_second_derivative(operator: str) -> None:
+def refuse_second_derivative(operator: str, naive_has_one: bool = True) -> None:
     """Raises `RuntimeError` in a backward pass with ``create_graph=True``.
 
     torch's `once_differentiable` raises no error where the incoming gradient is a constant: the second derivative would
     silently be 0.
     """
     if torch.is_grad_enabled():
-        raise RuntimeError(f"{operator} has no second derivative (create_graph=True); implementation='naive' has one")
+        other = "; implementation='naive' has one" * naive_has_one
+        raise RuntimeError(f"{operator} has no second derivative (create_graph=True){other}")

@@ -82,7 +82,7 @@ class _MaskedWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[None, Tensor, None, None]:
-        refuse_second_derivative("masked_weight")
+        refuse_second_derivative("masked_weight", naive_has_one=False)
         weight, soft = ctx.saved_tensors
         slope = soft.addcmul(soft, soft, value=-1.0)  # s(1 − s)
         return None, slope.mul_(weight).mul_(grad).div_(ctx.temperature), None, None

@@ -138,12 +138,29 @@ class TestOperators:
             ("relative_logits --implementation grouped", "--implementation grouped: choose from auto, naive, shift"),
             ("--figures", "--figures needs --out"),
             (f"--quick --out {report.FOLDER}", "--quick gives numbers that mean nothing"),
+            ("cvmm --sizes 2 0", "--sizes is 0: choose at least 1"),
+            ("sigma_moe --tokens 0", "--tokens is 0: choose at least 1"),
+            ("sigma_moe --model-dim -1", "--model-dim is -1: choose at least 1"),
         ],
     )
     def test_refuses(self, line, word, capsys):
         with pytest.raises(SystemExit):
             operators.main([*line.split(), "--device", "cpu"])
         assert re.search(word, capsys.readouterr().err)
+
+    @pytest.mark.parametrize(
+        "content,word", [(None, "File exists|Not a directory"), ("{bad", "no sections"), ('[{"kind": 1}]', "no sections")]
+    )
+    def test_a_place_that_takes_no_results_is_refused_first(self, content, word, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(operators, "run", None)
+        if content is None:
+            (tmp_path / "out").touch()
+        else:
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "results.json").write_text(content)
+        with pytest.raises(SystemExit):
+            operators.main(["cvmm", "--quick", "--device", "cpu", "--out", str(tmp_path / "out")])
+        assert re.search(f"--out {tmp_path / 'out'}: .*({word}).*: choose another folder", capsys.readouterr().err)
 
     def test_problems(self):
         def row(status, ours=True):

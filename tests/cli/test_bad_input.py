@@ -47,10 +47,11 @@ def assert_refused(result: Result, message: str) -> None:
         (["--curriculum", "2"], "with --curriculum, fairseq keeps the order of the first epoch, .*, or leave .*"),
         (["--dataset-impl", "raw"], "--dataset-impl is raw, and data_prep writes mmap: leave it out"),
         (["--skip-remainder-batch", "--batch-size", "4096"], "--skip-remainder-batch leaves no update .* 1 batch: .*"),
+        (["--ema-decay", "0.5"], "--ema-decay has no effect without --store-ema: add it, or leave the option out"),
     ],
     ids=[
         *("unknown-attention", "roles", "rebuild-batches", "seed-of-epochs", "curriculum", "kind-of-files"),
-        "no-batch-left",
+        *("no-batch-left", "averages"),
     ],
 )
 def test_options(options, message, data, tmp_path):

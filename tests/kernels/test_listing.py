@@ -116,6 +116,8 @@ def test_what_was_verified_and_measured(monkeypatch):
         "CPU: 2 implementations verified, 2 sizes measured; never run, as they fail here: geometric_attention scan"
         in (listing.tuned("cpu"))
     )
+    tuning.points[:] = [Point("cvmm", "float32", (1024, 4096, 64), ms | {"grouped": [0.5] * 3})]
+    assert listing.state("cvmm", "grouped", "cpu") == "default also near 1 of 1 sizes measured"
 
 
 def test_what_runs_in_the_place_of_what_fails(monkeypatch):

@@ -314,6 +314,14 @@ def test_wrong_arguments(name):
         function("auto")(**inputs | {last: inputs[last].long()})
 
 
+@pytest.mark.parametrize("name", ["content_weights", "follow", "read"])
+def test_the_second_argument_needs_its_dimensions(name):
+    inputs, function = cases((2, 2, 3, 2), "cpu")[name]
+    second = list(inputs)[1]
+    with pytest.raises(ValueError, match="shapes do not fit"):
+        function("auto")(**inputs | {second: inputs[second][0, 0]})
+
+
 def test_sharpness_of_one_direction_is_refused():
     inputs, _ = cases((2, 2, 3, 2), "cpu")["follow"]
     for name in ("forward_sharpness", "backward_sharpness"):

@@ -123,6 +123,14 @@ def test_low_precision_is_computed_in_float32(device):
     assert torch.equal(spectral_multiply(**inputs), exact.to(torch.bfloat16))
 
 
+def test_a_weight_that_is_a_part_of_a_flat_vector(device):
+    """It begins at an odd place of its storage, where no complex number does."""
+    inputs = make((2, 3, 4, 30), device)
+    flat = torch.cat([inputs["weight"].new_zeros(1), inputs["weight"].flatten()])
+    part = flat[1:].view_as(inputs["weight"])
+    assert torch.equal(spectral_multiply(inputs["x"], part), spectral_multiply(**inputs))
+
+
 @pytest.mark.parametrize(
     ("x", "weight", "message"),
     [

@@ -74,7 +74,7 @@ def content_weights(
         (B, K, N).
     """
     given = {"memory": memory, "keys": keys, "strengths": strengths} | ({} if masks is None else {"masks": masks})
-    (b, _, w), k = _sizes(memory, 3), keys.size(1) if keys.dim() == 3 else -1
+    (b, _, w), (_, k, _) = _sizes(memory, 3), _sizes(keys, 3)
     expected = {"keys": (b, k, w), "strengths": (b, k), "masks": (b, k, w)}
     return _run("content_weights", implementation, given, expected)
 
@@ -193,7 +193,7 @@ def follow(
         raise ValueError("follow takes the sharpness of both directions, or of none")
     if forward_sharpness is not None:
         given |= {"forward_sharpness": forward_sharpness, "backward_sharpness": backward_sharpness}
-    (b, n, _), r = _sizes(links, 3), read_weights.size(1)
+    (b, n, _), (_, r, _) = _sizes(links, 3), _sizes(read_weights, 3)
     expected = {"links": (b, n, n), "read_weights": (b, r, n)}
     expected |= dict.fromkeys(("forward_sharpness", "backward_sharpness"), (b, r))
     return _run("follow", implementation, given, expected)
@@ -209,13 +209,13 @@ def read(memory: Tensor, read_weights: Tensor, *, implementation: str = AUTO) ->
     Returns:
         (B, R, W).
     """
-    b, n, _ = _sizes(memory, 3)
+    (b, n, _), (_, r, _) = _sizes(memory, 3), _sizes(read_weights, 3)
     given = {"memory": memory, "read_weights": read_weights}
-    return _run("read", implementation, given, {"read_weights": (b, read_weights.size(1), n)})
+    return _run("read", implementation, given, {"read_weights": (b, r, n)})
 
 
 def _sizes(tensor: Tensor, dims: int) -> tuple[int, ...]:
-    """The sizes of the first argument; as many as ``dims`` where it has another number, which ``_run`` refuses."""
+    """The sizes of an argument; −1 for each of ``dims`` where it has another number, which ``_run`` refuses."""
     return tuple(tensor.shape) if tensor.dim() == dims else (-1,) * dims
 
 

@@ -56,7 +56,8 @@ def spectral_multiply(x: Tensor, weight: Tensor, *, implementation: str = AUTO) 
     function = choose("spectral_multiply", implementation, x)
     dtype = accumulation_dtype(x)
     with autocast_disabled(x.device):
-        matrices = torch.view_as_complex(weight.to(dtype).contiguous())
+        # A view as complex numbers would want an even storage offset, which a part of a larger tensor may not have.
+        matrices = torch.complex(*weight.to(dtype).unbind(-1))
         return function(x.to(dtype), matrices).type_as(x)
 
 
