@@ -326,7 +326,10 @@ class TrainedModel:
     @cached_property
     def _search(self) -> GeneratorHubInterface:
         loaded = self.loaded
-        return GeneratorHubInterface(copy.deepcopy(loaded.cfg), loaded.task, [loaded.model]).to(loaded.device)
+        found = GeneratorHubInterface(copy.deepcopy(loaded.cfg), loaded.task, [loaded.model]).to(loaded.device)
+        # fairseq's replaces a method of the model, which then can neither be pickled nor trained.
+        vars(loaded.model).pop("train", None)
+        return found
 
     def _joined(self, words: str) -> str:
         """Words of the target as text."""

@@ -396,8 +396,7 @@ def score(
     recipe, how = plan.recipe, plan.recipe.by_length
     found = dict(earlier or {})
     for data in plan.used():
-        columns = [c for c in recipe.columns_of(data).values() if c.metric == "bleu" and not c.generate]
-        subsets = list(dict.fromkeys(column.subset for column in columns))
+        subsets = recipe.by_length_of(data)
         finished = {
             (record["row"], record["seed"])
             for record in results.records

@@ -108,6 +108,12 @@ class Plan:
         for subset in self.recipe.data[data].subsets:
             if subsets and subset not in subsets:
                 raise UsageError(f"data.{data}.subsets: {folder} has no subset {subset!r}: {', '.join(subsets)}")
+        for subset in self.recipe.by_length_of(data):
+            if not (folder / "raw" / f"{subset}.plain.tgt").is_file():
+                raise UsageError(
+                    f"by_length: {folder} has no plain text of {subset}, as data of translation have (docs/"
+                    "translation.md): leave by_length out"
+                )
         for name, text in self.recipe.analyses.items():
             for subset in re.findall(rf"{{{re.escape(data)}}}:([\w.+-]+)", text):
                 if subset not in subsets:

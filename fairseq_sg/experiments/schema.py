@@ -268,6 +268,11 @@ class Recipe:
         """The columns with numbers from trainings on ``data``."""
         return {name: c for name, c in self.columns.items() if data in (c.data or self._with_subset(c.subset))}
 
+    def by_length_of(self, data: str) -> list[str]:
+        """The subsets of ``data`` whose translations ``by_length`` scores."""
+        columns = [c for c in self.columns_of(data).values() if c.metric == "bleu" and not c.generate]
+        return list(dict.fromkeys(column.subset for column in columns)) if self.by_length else []
+
     def measured(self, row: str, data: str) -> dict[str, Column]:
         """The columns with numbers of a row from trainings on ``data``."""
         steps, overrides = self.steps_of(self.trained_as(row)), self.rows[row].model_overrides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -71,6 +72,14 @@ def test_translations_are_those_of_fairseqs_generator(kind, search, saved, model
     assert loaded.translate(SENTENCES, max_len_b=12, batch_size=1, **search) == expected
     assert loaded.translate(SENTENCES[1], max_len_b=12, **search) == expected[1]
     assert loaded.translate([]) == [] and len(set(expected)) > 1
+
+
+def test_a_model_that_has_translated_is_still_a_model(model):
+    """fairseq's search makes a model that can neither be trained nor pickled."""
+    found = model("mixed")
+    found.translate("s t")
+    again = pickle.loads(pickle.dumps(found.loaded.model))
+    assert again.train().training and not found.loaded.model.training
 
 
 def test_outputs_of_a_length_by_the_source_do_not_depend_on_the_batch(model):

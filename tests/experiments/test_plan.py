@@ -210,6 +210,20 @@ def test_subsets_of_analyses_are_there(subset, message, tmp_path):
         plan.prepare()
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_by_length_needs_plain_text(plain, tmp_path):
+    """Before training: the table comes after it."""
+    text = TINY.replace("rows:\n", "  BLEU: {subset: gen, metric: bleu}\ngenerate: --beam 1\nrows:\n")
+    text += "by_length: {baseline: good, tokenize: none, bounds: [2]}\n"
+    plan = planned(tmp_path, text, rows="good", data=tmp_path)
+    (tmp_path / "tiny" / "raw").mkdir(parents=True)
+    (tmp_path / "tiny" / "dataset.json").write_text(json.dumps({"subsets": dict.fromkeys(SUBSETS, {}), "request": {}}))
+    if plain:
+        (tmp_path / "tiny" / "raw" / "gen.plain.tgt").write_text("a\n")
+    with nullcontext() if plain else pytest.raises(UsageError, match="by_length: .*tiny has no plain text of gen, "):
+        plan.prepare()
+
+
 def test_subsets_of_data_are_there(tmp_path):
     """Before training: each training would fail by itself."""
     plan = planned(tmp_path, TINY, rows="good", data=tmp_path)

@@ -20,6 +20,7 @@ from fairseq_sg.modules.position import (
     POSITION_REGISTRY,
     AlibiPosition,
     AttentionPosition,
+    EmbeddedPosition,
     FractionPosition,
     IndicatorPosition,
     LearnedPosition,
@@ -410,6 +411,15 @@ def test_evaluation_spreads_positions_evenly_and_alike_for_every_prefix(base):
     assert whole.tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36] and whole.dtype == torch.int64
     for length in range(1, 11):
         assert torch.equal(module.numbers(length, CPU), whole[:length])
+
+
+def test_a_limit_of_ones_own_is_set_by_its_option():
+    class Table(EmbeddedPosition):
+        def __init__(self, dim, rows):
+            super().__init__(dim)
+            self.longest = rows
+
+    assert (Table(4, 12).longest, EmbeddedPosition(4).longest) == (12, None)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class Position(Mechanism, nn.Module):
     continues: ClassVar[bool] = True
     #: Whether a position depends on the length of its sentence, which a decoder does not know.
     needs_length: ClassVar[bool] = False
+    #: Length of the longest sequence that has positions, in training and evaluation; None for no limit.
+    longest: int | None = None
     #: What masks of weights take its parameters for (``modules.masks``).
     mask_as: ClassVar[str] = "table"
 
@@ -46,11 +48,6 @@ class Position(Mechanism, nn.Module):
     def gives_with(cls, config: Any) -> str:
         """``gives`` under a configuration; the class attribute unless options decide."""
         return cls.gives
-
-    @property
-    def longest(self) -> int | None:
-        """Length of the longest sequence that has positions, in training and evaluation; None for no limit."""
-        return None
 
 
 class EmbeddedPosition(Position):

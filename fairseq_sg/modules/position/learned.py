@@ -47,12 +47,9 @@ class LearnedPosition(EmbeddedPosition):
         super().__init__(dim)
         given = {"learned_positions": learned_positions, "learned_positions_std": learned_positions_std}
         ranges.check(LearnedOptions, given)
+        self.longest = learned_positions
         std = dim**-0.5 if learned_positions_std is None else learned_positions_std
         self.weight = nn.Parameter(torch.empty(learned_positions, dim).normal_(0.0, std))
-
-    @property
-    def longest(self) -> int:
-        return self.weight.size(0)
 
     def forward(self, positions: Tensor, length: int) -> Tensor:
         # Padding counts in the length and has no position of its own. The host reads positions only where it must.

@@ -92,6 +92,7 @@ class RandomizedPosition(Position):
                 f"choose from 1 to --randomized-range {randomized_range}"
             )
         self.range, self.eval_length = randomized_range, randomized_eval_length
+        self.longest = self.eval_length
         self.gives = _gives(randomized_base)
         make = BASES[randomized_base]
         self.base = None if make is None else make(dim, randomized_range)
@@ -99,11 +100,6 @@ class RandomizedPosition(Position):
     @classmethod
     def gives_with(cls, config: Any) -> str:
         return _gives(config.randomized_base)
-
-    @property
-    def longest(self) -> int:
-        """K, which is at most L."""
-        return self.eval_length
 
     def forward(self, *where) -> Tensor:
         """With a base on the embeddings as ``EmbeddedPosition``; with ``relative``, (length, device) -> ``numbers``."""
