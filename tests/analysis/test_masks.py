@@ -397,6 +397,17 @@ def test_masks_of_other_overrides_are_not_resumed(saved, command, tmp_path):
     assert "(model_overrides was {}, and" in command("masks", *options, *overrides, out="fresh")[2]
 
 
+def test_the_loss_and_the_penalty_are_those_of_one_example(saved, command, monkeypatch):
+    """Whatever the number of samples of the masks in a batch; those of so large logits are all 1."""
+    asked, training = [], masks.MaskTraining
+    monkeypatch.setattr(masks, "MaskTraining", lambda *a, **how: asked.append(how["alpha"]) or training(*a, **how))
+    options = [saved("encoder"), *"--batch-size 8 --beta 0.5 --initial-logit 100 --steps 1 --evaluate valid".split()]
+    printed = [command("masks", *options, "--samples", number)[2] for number in (1, 4)]
+    assert asked == [0.5 / 8] * 2
+    losses = [float(re.search(r"step 1 of 1: loss ([0-9.]+)", text)[1]) for text in printed]
+    assert losses[1] == pytest.approx(losses[0], abs=2e-4)
+
+
 def test_search_takes_the_largest_beta_that_keeps_the_accuracy(planted, command):
     arrays, facts, printed = command("masks", planted[0], *FAST, "--search-beta", "1000,1e-4,5e-5")
     assert facts["training"]["beta"] == 1e-4
@@ -463,6 +474,14 @@ def test_parts_by_words_and_types(saved, folders):
     only = train.only(["s", "t"])
     assert only["only s"].tolist() == ["s" in line and "t" not in line for line in lines]
     assert only["only t"].tolist() == ["t" in line and "s" not in line for line in lines]
+
+
+def test_random_masks_are_drawn_by_seeds_of_their_own():
+    args = argparse.Namespace(inverse=False, halves=False, random=2, seed=1)
+    kept = {"w": torch.arange(40) < 20}
+    one, other = (masks.variants(kept, args)[f"random {number}"]["w"] for number in (1, 2))
+    assert one.sum() == other.sum() == 20 and not torch.equal(one, other)
+    assert torch.equal(masks.variants(kept, argparse.Namespace(**vars(args) | {"seed": 2}))["random 1"]["w"], other)
 
 
 def test_halves_of_the_layers():

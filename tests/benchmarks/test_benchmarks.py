@@ -189,6 +189,9 @@ class TestMeasure:
         assert timed == ["chunked", "other"]
         assert (rows["other"].low, rows["other"].median, rows["other"].high) == (1.5, 2.0, 2.5)
         assert rows["other"].times == [3.0, 1.0, 2.0]
+        # q, k, v and their gradients: read in both passes and written once; the output is written, its gradient read.
+        one = 4 * (4 * 2 * 5 * 3)
+        assert rows["other"].floor == pytest.approx(1e3 * (9 * one + 2 * one) / 2e10)
 
     @pytest.mark.parametrize(
         "function,word",
@@ -275,6 +278,13 @@ class TestMeasure:
         assert measure.kept_activations(layer.parameters(), lambda: layer(torch.ones(5, 8)).exp()) == 4 * (
             5 * 8 + 5 * 4
         )
+
+    def test_machine(self, monkeypatch):
+        """Bytes and FLOPs per second, where each copy and product takes 2 ms."""
+        monkeypatch.setattr(measure, "interleaved", lambda runs, *_: {name: [1.0, 2.0, 9.0] for name in runs})
+        found = measure.measure_machine("cpu", torch.float32, quick=True)
+        assert found.bandwidths == [(1 << 20, pytest.approx((1 << 20) / 2e-3))]
+        assert found.flops == pytest.approx(2 * 128**3 / 2e-3)
 
     def test_floor(self):
         # Working sets that fit into the smaller copy or not; and more FLOPs than bytes.

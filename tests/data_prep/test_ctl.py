@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.__main__ import main
 from data_prep.ctl import PUBLISHED, REFERENCE_SEED, render
-from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, sample
+from data_prep.ctl.sample import COMPOSED, FUNCTIONS, SYMBOLS, TRAINED, Example, Sample, Sampler, sample, sample_small
 from data_prep.dataset import Pair
 from data_prep.draws import first_distinct
 from data_prep.folder import damage, read_manifest
@@ -293,6 +293,11 @@ def test_smaller_task(tmp_path):
     }
     written = b"".join(path.read_bytes() for path in sorted((out / "raw").iterdir()))
     assert hashlib.sha256(written).hexdigest() == "c2eb904981b1d83e7837d55f9996513c14e0c039845c55884580ed706ecaa580"
+
+
+def test_valid_has_the_lengths_of_four_times_as_many_examples():
+    """Of 3 functions out of 5 there are exactly so many."""
+    assert Counter(len(example.functions) for example in sample_small(5, 4, 1).subsets["valid"]) == {3: 250, 4: 250}
 
 
 @pytest.mark.parametrize(

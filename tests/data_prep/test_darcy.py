@@ -173,6 +173,9 @@ def test_a_folder_has_solutions(folder):
     manifest = json.loads((folder / "dataset.json").read_text())
     assert not manifest["periodic"] and manifest["gradient"] and manifest["dims"] == 2
     assert manifest["statistics"]["target"]["mean"] == pytest.approx(5.6e-3, rel=0.2)
+    for name, of_train in manifest["statistics"].items():
+        values = array(folder, f"train.{name}").astype(float)
+        assert of_train == {"mean": pytest.approx(values.mean()), "std": pytest.approx(values.std())}
     a, u, du = (array(folder, f"test_43.{name}").astype(float) for name in ("input", "target", "gradient"))
     assert set(np.unique(a)) == {3.0, 12.0}
     np.testing.assert_allclose(u[1], solved(a[1]), atol=1e-8)
@@ -188,6 +191,8 @@ def test_the_inverse_problem(tmp_path, folder):
     u, noisy = array(folder, "train.target"), array(tmp_path / "out", "train.input")
     assert (noisy - u).std() == pytest.approx(0.5 * u.std(), rel=0.05)
     assert not np.array_equal((noisy - u)[0], (noisy - u)[1])
+    of_test = array(tmp_path / "out", "test.input") - array(folder, "test.target")
+    assert abs(np.corrcoef((noisy - u)[:4].ravel(), of_test.ravel())[0, 1]) < 0.2  # subsets have noise of their own
     means = block_means(array(folder, "train.input").astype(float), 6)
     np.testing.assert_allclose(array(tmp_path / "out", "train.target"), means, rtol=1e-6)
     manifest = json.loads((tmp_path / "out" / "dataset.json").read_text())

@@ -279,6 +279,18 @@ def test_labels_that_do_not_fit(pair, message):
         corpus.check()
 
 
+def test_keys_and_values_are_asked_in_orders_of_their_own():
+    options = key_value.KeyValueOptions(queries="both", lengths=(8,))
+    source = key_value.KeyValue().subsets(options)["train"](RandomState(1)).source
+    rows = [row.split("|") for row in source[:8]]
+    by_key, by_value = source[9:17], source[18:26]
+    orders = [
+        [[row[side] for row in rows].index(asked.split("|")[side]) for asked in part]
+        for side, part in enumerate((by_key, by_value))
+    ]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(8)) and orders[0] != orders[1]
+
+
 def test_every_block_but_the_last_is_asked():
     options = associative_recall.AssociativeRecallOptions(blocks=(4,))
     draw = associative_recall.AssociativeRecall().subsets(options)["train"]

@@ -151,6 +151,7 @@ def test_scores_of_buckets(made):
 def test_length_ratio():
     assert by_length.length_ratio(["a b", "c"], ["a b c d", "e f"], "none") == 0.5
     assert by_length.length_ratio(["a.", "c"], ["a b c d", "e f"], "13a") == 0.5
+    assert by_length.length_ratio(["a.", "c"], ["a b c d", "e f"], "none") == 2 / 6
     assert by_length.length_ratio(["", ""], ["a b", "c"], "none") == 0
 
 

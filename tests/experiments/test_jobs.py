@@ -119,6 +119,13 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
 
 
+def test_a_training_that_a_signal_ends_has_failed(commands, tmp_path):
+    """It may have been killed for its memory, say, after its last evaluation."""
+    commands["r"] = f"{GOOD}; kill -9 $$"
+    (record,) = jobs.run_all([make_run(tmp_path / "r")], 1, lambda *_: None)
+    assert record["failed"] == "training" and "result" not in record
+
+
 def test_a_training_that_cannot_be_recorded_has_failed(commands, tmp_path, monkeypatch):
     """Such as on a full disk; the next start tries again."""
 
@@ -228,6 +235,12 @@ def test_where_the_process_of_several_trainings_ends_early_only_those_that_had_n
     entry = groups.entry(tmp_path / "ended", tmp_path / "log", ["data", "--seed", "1"], 5)
     assert entry["arguments"] == ["data", "--seed", "1"] and entry["lock"] == 5
     assert not Path(entry["end"]).exists() and (tmp_path / "other" / groups.STOP).exists()
+
+
+def test_a_training_without_an_end_has_failed_however_its_process_ended(tmp_path):
+    process, run = subprocess.Popen(["true"]), make_run(tmp_path / "r")
+    process.wait()
+    assert groups.Member(process, run.folder, run.log, tmp_path / "together.log").poll() == 1
 
 
 def test_a_collapse_at_the_end_is_a_fail(commands, tmp_path):

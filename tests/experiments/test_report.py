@@ -103,6 +103,15 @@ def test_steps_of_a_column_scale_with_the_training(tmp_path):
     assert "good,An LSTM_1,tiny,1,20,OOD-20,0.08" in report.as_csv(found).splitlines()
 
 
+def test_the_scaled_step_of_a_column_is_rounded(tmp_path):
+    """20 · 0.48 = 9.6 is step 10, as the legend says, and as the steps of a training are rounded."""
+    done = record("good", 1, gen=1.0, steps=19)
+    done["result"]["curve"] = points((9, 5, 90, 7), (10, 5, 90, 8), (19, 9, 90, 9))
+    found = Results(tiny(tmp_path), 0.48, [done])
+    assert report.lines(found)[0].cells["OOD-20"].values == [0.08]
+    assert report.legend(found.recipe, scale=0.48)[2].endswith(" up to step 10.")
+
+
 def test_a_column_later_than_the_training_is_empty(tmp_path):
     done = record("good", 1, gen=1.0, steps=15)
     done["result"]["curve"] = points((15, 5, 90, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 from fairseq_sg.kernels import timing
 
@@ -16,6 +17,19 @@ def test_interleaved(monkeypatch):
     assert len(rounds) == 20 and {"".join(sorted(one)) for one in rounds} == {"abc"}
     assert len(set(rounds)) > 3  # orders
     assert times == {name: [99.0] * 20 for name in "abc"}
+
+
+def test_medians(monkeypatch):
+    monkeypatch.setattr(timing, "interleaved", lambda runs, rounds, device: {name: [1.0, 2.0, 9.0] for name in runs})
+    assert timing.medians({"a": list, "b": list}, 3, "cpu") == {"a": 2.0, "b": 2.0}
+
+
+def test_milliseconds_are_those_of_one_call(monkeypatch):
+    clock = iter([1.0, 1.5])
+    clocks = dict.fromkeys(("process_time", "perf_counter"), lambda: next(clock))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(**clocks))
+    calls = []
+    assert timing.milliseconds(lambda: calls.append(1), 4, "cpu") == 125 and len(calls) == 4
 
 
 def test_short_runs_are_repeated(monkeypatch):
