@@ -75,6 +75,16 @@ def test_batches_and_workers_add_up():
     assert Regression.logging_outputs_can_be_summed() and logged([summed]) == pytest.approx(logged([logs]))
 
 
+def test_calls_are_weighed_by_their_prompts():
+    """A validation reduces the logs of each batch by themselves, and the last batch is smaller."""
+    logs = [criterion()(answers(PREDICTIONS[:, rows]), batch(rows))[2] for rows in (slice(0, 1), slice(1, 3))]
+    with metrics.aggregate() as values:
+        for log in logs:
+            Regression.reduce_metrics([log])
+    whole = logged([criterion()(answers(), batch())[2]])
+    assert dict(values.get_smoothed_values()) == pytest.approx(whole, abs=2e-6)
+
+
 def test_gradient_is_that_of_the_mean():
     predictions = PREDICTIONS.double().requires_grad_()
     loss, _, logs = criterion()(answers(predictions), batch())

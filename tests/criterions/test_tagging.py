@@ -99,6 +99,29 @@ def test_accuracies(folder):
     assert found["loss"] == pytest.approx((8 * right + 4 * wrong) / 3 / math.log(2), abs=1e-3)
 
 
+def test_calls_are_weighed_by_their_labels(folder):
+    """A validation reduces the logs of each batch by themselves. Here the two labels of the first are wrong."""
+    task, criterion = make(folder)
+    criterion.eval()
+    bits = task.target_bits[sample(task)["target"]]
+    logits = 3 * (2 * bits - 1)
+    logits[0] *= -1
+    task.breakdown = Breakdown.__new__(Breakdown)
+    task.breakdown.types, task.breakdown.reports = ["a"], {"a": [0]}
+    logs = []
+    for row in range(2):
+        batch = sample(task, type=torch.tensor([0]))
+        batch["target"] = batch["target"][row : row + 1]
+        logs.append(run(task, criterion, logits[row : row + 1], batch)[2])
+    with metrics.aggregate() as logged:
+        for log in logs:
+            Tagging.reduce_metrics([log])
+    found = logged.get_smoothed_values()
+    for name in ("word_error", "word_error_a", "mean_word_error"):
+        assert found[name] == pytest.approx(200 / 3, abs=1e-3), name
+    assert found["accuracy"] == found["accuracy_a"] == 50
+
+
 def test_wrong_options(folder):
     with pytest.raises(UsageError, match="--label-smoothing is for labels that are words"):
         make(folder, label_smoothing=0.1)

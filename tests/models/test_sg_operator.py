@@ -204,6 +204,13 @@ def test_the_ways_down_to_the_coarse_grid_and_up_are_the_papers(monkeypatch):
     torch.testing.assert_close(u, model.decoder(y.movedim(1, -1), grid(12)))
 
 
+def test_coarse_points_lie_between_the_ends_of_a_periodic_axis_too():
+    model = build(2, coarse_points=5, coordinates="heads")
+    _, points = model._lifted(torch.randn(2, 12, 12).double(), periodic_axis(12))
+    expected = torch.linspace(0, 11 / 12, 5, dtype=torch.float64)
+    torch.testing.assert_close(points, torch.stack(torch.meshgrid(expected, expected, indexing="ij"), dim=-1))
+
+
 def test_options_of_dropout():
     for options, embedding in (({}, 0.3), ({"embedding_dropout": 0.0}, 0.0)):
         model = build(2, coarse_points=5, dropout=0.3, **options)

@@ -17,6 +17,7 @@ from torch import nn
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import LM_ARCHITECTURES
+from fairseq_sg.models.decoder import remember
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
@@ -258,6 +259,14 @@ def test_half_precision(kind):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = in_segments(model.float(), tokens, 5, 8)[0]
     torch.testing.assert_close(mixed.double(), expected, rtol=0.1, atol=0.15)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 9, 12])
+def test_a_memory_has_as_many_positions_as_it_is_asked_for(length):
+    """Whether a segment, here of four positions, is shorter than the memory, as long, or longer."""
+    earlier, h = torch.randn(6, 2, 3), torch.randn(4, 2, 3)
+    kept = remember(h, [torch.zeros(6, 2, 3), earlier], 1, length)
+    assert torch.equal(kept, torch.cat([earlier, h])[-length:])
 
 
 def test_memory_length_zero_keeps_nothing():

@@ -281,6 +281,17 @@ def test_out_has_the_dtype_of_the_values(implementation, device):
 
 
 @implementations
+@pytest.mark.parametrize("wide", ["q", "k", "v"])
+def test_one_input_of_float64_is_enough_for_sums_in_float64(wide, implementation, device):
+    inputs = make(2, 2, 40, 40, 8, 5, device, torch.float32)
+    exact, _ = linear_attention(**{n: x.double() for n, x in inputs.items()}, causal=True, return_state=True)
+    inputs[wide] = inputs[wide].double()
+    out, state = linear_attention(**inputs, causal=True, return_state=True, implementation=implementation)
+    assert out.dtype == inputs["v"].dtype and {x.dtype for x in state} == {torch.float64}
+    torch.testing.assert_close(out.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@implementations
 @pytest.mark.parametrize("cuts", [(1,), (31, 33), (64,), (65, 66), (40, 41, 120)], ids=str)
 def test_split_and_continue_equals_one_pass(implementation, cuts, device):
     length = 130

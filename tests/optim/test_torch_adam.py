@@ -113,6 +113,18 @@ def test_clip_grad_norm_without_gradients_and_with_an_infinite_one():
     assert optimizer.clip_grad_norm(1.0).isinf()  # so that fairseq's trainer sees it
 
 
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_step_whose_norm_is_not_finite_is_left_out(norm):
+    params = parameters()
+    optimizer = torch_adam(params)
+    optimizer.skip_unless_finite(torch.tensor(norm))
+    run(optimizer, params, [0])
+    torch.testing.assert_close(params, parameters(), rtol=0, atol=0)
+    optimizer.skip_unless_finite(torch.tensor(3.0))
+    run(optimizer, params, [1])
+    assert all(not torch.equal(p, start) for p, start in zip(params, parameters()))
+
+
 def test_clip_grad_norm_of_shards_is_left_to_fairseq():
     params = parameters()
     for p, g in zip(params, gradients(0)):

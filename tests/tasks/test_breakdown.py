@@ -167,6 +167,18 @@ def test_a_group_of_two_folders_has_the_types_of_both(typed, tmp_path):
     assert [breakdown.types[i] for i in breakdown.reports["structural"]] == ["deep", "odd"]
 
 
+def test_calls_are_weighed_by_their_counts():
+    """A validation reduces the logs of each batch by themselves."""
+    calls = [
+        {"n_of_a": 1.0, "exact_of_a": 1.0, "tokens_of_a": 2.0, "right_of_a": 2.0},
+        {"n_of_a": 3.0, "exact_of_a": 0.0, "tokens_of_a": 8.0, "right_of_a": 4.0},
+    ]
+    with metrics.aggregate() as values:
+        for sums in calls:
+            log_breakdown(sums)
+    assert values.get_smoothed_values() == {"accuracy_a": 25.0, "word_error_a": 40.0, "mean_word_error": 40.0}
+
+
 def test_nothing_counted_nothing_logged():
     with metrics.aggregate() as values:
         log_breakdown({"n_of_a": 0.0, "exact_of_a": 0.0, "loss": 1.0})

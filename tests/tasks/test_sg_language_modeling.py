@@ -344,6 +344,19 @@ def test_bits_per_character_byte_and_word(folder, keys):
     assert found["ppl"] == pytest.approx(260, abs=0.1)
 
 
+def test_bits_of_batches_of_different_sizes_are_those_of_the_text(folder):
+    """A validation reduces the logs of each batch by themselves."""
+    task = make_task(folder)
+    criterion = CrossEntropyCriterion(task, sentence_avg=False)
+    sizes = [{"loss": loss, "ntokens": n, "nsentences": 1, "sample_size": n} for loss, n in ((3.0, 3), (50.0, 10))]
+    logs = [log | {f"text_n_{unit}": log["ntokens"] / 2 for unit in ("characters", "bytes", "words")} for log in sizes]
+    with metrics.aggregate() as values:
+        for log in logs:
+            task.reduce_metrics([log], criterion)
+    for name in ("bpc", "bpb", "bits_per_word"):
+        assert values[name].avg == pytest.approx(53 / math.log(2) / 6.5, abs=1e-3), name
+
+
 # Refusals.
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
-from fairseq_sg.tasks.sg_operator import SGOperatorTask, SGOperatorTaskConfig
+from fairseq_sg.tasks.sg_operator import FieldDataset, SGOperatorTask, SGOperatorTaskConfig
 from helpers.fields import write_waves
 from helpers.prompts import write_prompts
 
@@ -48,6 +48,13 @@ def test_a_batch_has_the_functions_and_the_grid_of_its_subset(subset, points, fo
     assert batch["spacing"] == pytest.approx(1 / points) and batch["id"].tolist() == [4, 1]
     assert (batch["nsentences"], batch["ntokens"], dataset.size(0)) == (2, 2 * points, points)
     assert dataset.collater([]) == {}
+
+
+def test_the_distance_of_points_is_that_of_the_targets_grid(folder):
+    """Data of an inverse problem have targets on a coarser grid."""
+    facts = task(folder).fields._replace(periodic=False)
+    dataset = FieldDataset(facts, {"input": np.zeros((2, 9), "float32"), "target": np.zeros((2, 5), "float32")})
+    assert dataset.collater([dataset[0]])["spacing"] == 1 / 4
 
 
 def test_shared_points_have_equal_coordinates(folder):
