@@ -58,7 +58,9 @@ class HeldOut:
     def rule(self) -> str:
         """The rule in words."""
         dropped = f". Commands with {' | '.join(self.dropped)} are omitted" if self.dropped else ""
-        primitive = f". The bare command {self.primitive} is a tenth of train before --holdout" if self.primitive else ""
+        primitive = ""
+        if self.primitive:
+            primitive = f". The bare command {self.primitive} is a tenth of train before a hold-out"
         return (
             f"gen has the commands with {' | '.join(self.tested)}. Train has those without "
             f"{' | '.join((*self.tested, *self.unseen))}{dropped}{primitive}"

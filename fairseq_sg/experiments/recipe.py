@@ -59,8 +59,8 @@ def read(path: Path, variant: str = "") -> Recipe:
     content, known = _with_base(path)
     if path.stem in names() and path.read_bytes() != find(path.stem).read_bytes():
         raise RecipeError(
-            f"{path}: {path.stem} is the name of another recipe, which comes with fairseq_sg, with a folder of runs and "
-            "a command: rename the file"
+            f"{path}: {path.stem} is the name of another recipe, which comes with fairseq_sg, and both would have one "
+            "command and one folder of runs: rename the file"
         )
     if variant:
         if variant not in known:

@@ -149,7 +149,8 @@ class TestOperators:
         assert re.search(word, capsys.readouterr().err)
 
     @pytest.mark.parametrize(
-        "content,word", [(None, "File exists|Not a directory"), ("{bad", "no sections"), ('[{"kind": 1}]', "no sections")]
+        "content,word",
+        [(None, "File exists|Not a directory"), ("{bad", "no sections"), ('[{"kind": 1}]', "no sections")],
     )
     def test_a_place_that_takes_no_results_is_refused_first(self, content, word, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(operators, "run", None)
