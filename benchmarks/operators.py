@@ -500,6 +500,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--figures", action="store_true", help="draw time and memory of each operator; with --out")
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.operators")
+    report.check_positive(parser, args, *SETTINGS)
     if unknown := set(args.operators) - set(OPERATORS):
         parser.error(f"no operator {', '.join(sorted(unknown))}: choose from {', '.join(OPERATORS)}")
     operators = [OPERATORS[name] for name in args.operators or OPERATORS]
@@ -512,8 +513,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--figures needs matplotlib: pip install matplotlib")
     as_in_training()
     changes = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
-    if small := next((name for name, value in changes.items() if value < 1), None):
-        parser.error(f"--{small.replace('_', '-')} is {changes[small]}: choose at least 1")
     changes["implementations"] = tuple(args.implementation)
     setting = setting_on(args.device, args.dtype, args.peers, args.quick, **changes)
     options = {"sizes": args.sizes, "quick": args.quick}

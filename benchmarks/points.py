@@ -145,8 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A spectral layer of both architectures keeps 16 modes.
     if min(args.at) < 30:
         parser.error(f"--at {min(args.at)}: choose at least 30, whose transform has 16 modes")
-    if args.functions < 1:
-        parser.error(f"--functions is {args.functions}: choose at least 1")
+    report.check_positive(parser, args, "functions")
     as_in_training()
     for section in sections(args.rounds, args.device, args.models or (), args.at, args.functions):
         report.publish(section, args.command, args.out)

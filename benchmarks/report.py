@@ -25,9 +25,9 @@ import torch
 
 from benchmarks import summary
 from benchmarks.measure import Row
+from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.records import commit, machine
-from fairseq_sg.files import write_text
-from fairseq_sg.ops.tuning import check_writable
+from fairseq_sg.files import check_writable, write_text
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent
@@ -181,27 +181,32 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, module: s
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
-    if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}: choose at least 1")
+    check_positive(parser, args, "rounds", "at", "sizes")
     if vars(args).get("quick") and args.out is not None and args.out.resolve() == FOLDER:
         parser.error("--quick gives numbers that mean nothing: choose another folder for --out")
-    sizes = {"--at": vars(args).get("at"), "--sizes": vars(args).get("sizes")}
-    if small := next((option for option, values in sizes.items() if min(values or [1]) < 1), None):
-        parser.error(f"{small} is {min(sizes[small])}: choose at least 1")
     check_out(parser, args.out)
     args.command = command(module, argv)
     return args
+
+
+def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:
+    """Ends a benchmark with a number, or one of a list, below 1; it may lack some of the options."""
+    for name in names:
+        given = vars(args).get(name)
+        for value in given if isinstance(given, Sequence) else [given]:
+            if value is not None and value < 1:
+                parser.error(f"--{name.replace('_', '-')} is {value}: choose at least 1")
 
 
 def check_out(parser: argparse.ArgumentParser, out: Path | None) -> None:
     """Ends a benchmark, before it measures, whose results cannot be written to ``out`` or beside those there."""
     try:
         if out is not None:
-            check_writable(out / "results.json")
+            check_writable(f"--out {out}: results.json", out / "results.json")
             load(out)
-    except OSError as error:
-        parser.error(f"--out {out}: {error.strerror}: choose another folder")
-    except (ValueError, TypeError) as error:
+    except UsageError as error:
+        parser.error(f"{error}: choose another folder")
+    except (OSError, ValueError, TypeError) as error:
         parser.error(f"--out {out}: its results.json has no sections ({error}): choose another folder")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.modules.cpu.dropout import dropout_mask
+from fairseq_sg.ops.checks import refuse_second_derivative
 
 #: float32 numbers in a vector register (AVX-512): torch's softmax of shorter rows takes eight times as long.
 SHORTEST = 16
@@ -84,8 +85,7 @@ class _SoftmaxAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("softmax attention on a CPU has no second derivative in training (create_graph=True)")
+        refuse_second_derivative("softmax attention in training on a CPU", naive_has_one=False)
         q, k, v, weights, dropped = ctx.saved_tensors
         keys = k.size(2)
         grad_v = dropped[..., :keys].transpose(-1, -2) @ grad
