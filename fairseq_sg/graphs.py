@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, out_of_memory
 
 
 class CudaGraphs:
@@ -93,8 +93,10 @@ class StepGraphs:
         try:
             replay, made = self.recorder.record(lambda: self.step(fixed))
         except Exception as error:
-            why = next(iter(str(error).splitlines()), "")
-            if isinstance(error, torch.OutOfMemoryError):
+            # Where a step cannot be recorded, CUDA cannot end the recording either.
+            first = error.__context__ if error.__context__ and "CUDA error" in str(error) else error
+            why = next(iter(str(first).splitlines()), "")
+            if out_of_memory(first):
                 fix = f"there is no memory for graph {len(self) + 1} ({why}): use --step-graphs {len(self)}"
             else:
                 fix = f"a step of this model cannot be recorded ({why}): leave --step-graphs out"

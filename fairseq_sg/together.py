@@ -19,6 +19,7 @@ turns change: meters, the best value of checkpoints and of early stopping, write
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -132,6 +133,8 @@ class Training(threading.Thread):
                 write_text(self.end, str(code))
             if self.lock is not None:
                 os.close(self.lock)
+            # Its graphs and memory: released at a later time, they could end a recording of another training.
+            gc.collect()
             self._leave()
 
     def _train(self) -> int:

@@ -118,6 +118,27 @@ def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
         graphs([batch])
 
 
+def test_why_a_step_is_refused_is_said_and_not_how_its_recording_ended():
+    class Broken:
+        def record(self, function):
+            try:
+                function()
+            finally:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def step(batches):
+        steps.append(batches)
+        if len(steps) == 2:
+            raise RuntimeError("the host waits here")
+
+    steps: list = []
+    graphs = StepGraphs(step, MOST, Broken())
+    batch = {"tokens": torch.ones(2)}
+    graphs([batch])
+    with pytest.raises(UsageError, match="cannot be recorded .the host waits here"):
+        graphs([batch])
+
+
 # Trainings.
 
 CASES = {
@@ -248,10 +269,13 @@ def test_after_an_error_of_a_step_that_is_not_recorded_fairseqs_step_runs(folder
     assert built.train_step(second) == {} and built.get_num_updates() == 1
 
 
-def test_without_memory_for_another_graph_fewer_are_advised(folder):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=str
+)
+def test_without_memory_for_another_graph_fewer_are_advised(error, folder):
     class Full:
         def record(self, function):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
 
     built = prepared(folder, "graphs")
     built._graphs.recorder = Full()

@@ -142,19 +142,17 @@ def run(args: argparse.Namespace) -> None:
         ((checkpoint,),) = models.values()
         result = measure(module, checkpoint, args)
     elif args.out is None:
-        raise UsageError("a comparison of several checkpoints needs --out")
+        raise UsageError("a comparison of named checkpoints needs --out")
     else:
         measured = {name: [measure(module, path, args) for path in paths] for name, paths in models.items()}
         result = module.combine(measured)
         first = next(iter(measured.values()))[0].facts
         facts = {"command": args.command, "checkpoints": models, "data": first["data"]}
         result.facts = {**facts, "model_overrides": first["model_overrides"], **result.facts}
-    if form == "none":
-        files = result.write(prefix)
-    else:
+    files = result.write(prefix)
+    if form != "none":
         with plots.style():
-            figures = module.draw(result, args)
-            files = result.write(prefix) + plots.save(figures, prefix, form, alone)
+            files += plots.save(module.draw(result, args), prefix, form, alone)
     print(*result.summary, f"written: {' '.join(files)}", sep="\n")
 
 

@@ -376,10 +376,10 @@ def accuracies(
                 ax.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
         else:
             width = 0.8 / len(shown)
+            # The mean of equal numbers may be rounded beyond them.
+            errors = np.maximum([mean - low, high - mean], 0.0) if several else None
             at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in values]
-            ax.bar(
-                at, mean, width, yerr=[mean - low, high - mean] if several else None, label=called, color=bars[number]
-            )
+            ax.bar(at, mean, width, yerr=errors, label=called, color=bars[number])
             if sentences is not None and model == next(iter(models)):
                 # Above the axes, where bars of any height leave room.
                 for x, group in zip(at, values, strict=True):

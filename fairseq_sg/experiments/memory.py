@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.jobs import Job, begun
+from fairseq_sg.experiments.records import visible_gpus
 
 
 class Guard:
@@ -46,13 +47,20 @@ class Guard:
         return self.free(gpu) - set_aside >= self.gigabytes
 
 
+def _uuid(gpu: str) -> str:
+    """The name of a GPU for nvidia-smi, which does not number them as CUDA does."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(visible_gpus().index(gpu)).uuid}"
+
+
 def free_gigabytes(gpu: str | None) -> float:
     """Free memory of a GPU, or of the machine for None. Raises UsageError if it cannot be determined."""
     try:
         if gpu is None:
             kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
             return int(kilobytes[1]) / 2**20
-        command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", "-i", _uuid(gpu), "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 2**10
     except (OSError, TypeError, ValueError, subprocess.CalledProcessError) as error:
         raise UsageError(f"free memory is unknown ({error}): use --memory-guard 0 to disable the check") from None

@@ -141,9 +141,12 @@ def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quic
                 print(f"{start}  cannot run here: {found.cannot}", flush=True)
                 continue
             start += f"  {sum(not one.cannot for one in found.results):5}  {found.seconds:7.1f}"
-            if not (device == "cpu" and name == TRITON):  # the interpreter is no device
+            unknown = found.without_memory and not found.problem
+            if not unknown and not (device == "cpu" and name == TRITON):  # the interpreter is no device
                 tuning.verdicts.setdefault(operator, {})[name] = found.problem
-            if found.problem:
+            if unknown:
+                print(f"{start}  not verified: no memory for {found.without_memory} more; try again", flush=True)
+            elif found.problem:
                 failed.append((operator, name))
                 print(f"{start}  FAILS: {found.problem}", flush=True)
             else:

@@ -136,9 +136,9 @@ def linear_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
 
 
 def geometric_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
-    def case(batch, queries, keys, offset=0, padding="none", causal=False) -> Case:
+    def case(batch, queries, keys, offset=0, padding="none", causal=False, heads=2) -> Case:
         mask = make.mask(padding, batch, keys)
-        logits = 2 * make.normal(batch, 2, queries, keys)
+        logits = 2 * make.normal(batch, heads, queries, keys)
         logits = logits if mask is None else logits.masked_fill(mask[:, None, None, :], GARBAGE)
 
         def function(implementation, logits) -> Outputs:
@@ -160,6 +160,8 @@ def geometric_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
             yield case(3, 37, 37, padding=padding, causal=causal)
         yield case(2, 1, 9, 8, "right", causal)
         yield case(1, 2, 1100, 700, causal=causal)
+    for keys in (200, 2100, 4100):  # blocks are powers of two, of up to 16 warps
+        yield case(1, 1, keys, keys // 2, heads=1)
 
 
 def relative_logits_cases(make: Make, tiny: bool) -> Iterator[Case]:
@@ -209,6 +211,8 @@ def relative_attention_cases(make: Make, tiny: bool) -> Iterator[Case]:
         yield case(2, 33, 70, 24, 40, 16, "right", causal, dropout_p=1e-9)
         yield case(32, 5, 5, 4, 6, 4, "right", causal)
         yield case(1, 20, 20, 256, 80, 8, causal=causal)
+        for width in (64, 128):
+            yield case(1, 70, 70, width, width, width, causal=causal)
 
 
 def cvmm_cases(make: Make, tiny: bool) -> Iterator[Case]:
@@ -260,7 +264,8 @@ def cvmm_cases(make: Make, tiny: bool) -> Iterator[Case]:
     yield single(2500, 2, 16, 16, "last")  # in parts
     for second in (False, True):
         yield mixture(17, 3, 4, 24, 20, True, second)
-        yield mixture(40, 2, 4, 48, 144, False, second)
+        for tokens in (40, 700):  # small blocks of rows, and the largest ones
+            yield mixture(tokens, 2, 4, 48, 144, False, second)
 
 
 def orthogonality_loss_cases(make: Make, tiny: bool) -> Iterator[Case]:

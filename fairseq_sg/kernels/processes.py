@@ -78,6 +78,8 @@ def reason(code: int) -> str:
 
 def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
+    # Where the environment allows TF32, torch's own operators would be wrong.
+    torch.set_float32_matmul_precision("highest")
     try:
         send.send(("start", None))
         for item in task():

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from fairseq_sg.errors import out_of_memory
 from fairseq_sg.kernels.cases import TIMED, Make
 from fairseq_sg.kernels.timing import differentiated, interleaved, quartiles
 from fairseq_sg.modules.cpu.memory import keep_freed_memory
@@ -57,7 +58,9 @@ def measure(
                 weighting = torch.randn_like(function(among[0], *tensors))
             runs = {name: differentiated(partial(function, name), tensors, weighting) for name in among}
             times = interleaved(runs, rounds, device, shortest)
-        except torch.OutOfMemoryError:  # the nearest smaller sizes decide
-            continue
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            continue  # the nearest smaller sizes decide
         ms = {name: [float(f"{t:.4g}") for t in quartiles(of)] for name, of in times.items()}
         yield Point(operator, dtype_name(dtype), sizes, ms)

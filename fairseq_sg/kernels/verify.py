@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_sg.errors import out_of_memory
 from fairseq_sg.kernels.cases import CASES, Case, Make
 from fairseq_sg.kernels.processes import first_line, isolated
 from fairseq_sg.kernels.timing import synchronize
@@ -178,15 +179,13 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
             runs = [with_gradients(case, implementation, inputs)]
             alone = without_gradients(case, implementation, inputs)
         synchronize(next(iter(inputs.values())).device.type)
-    except torch.OutOfMemoryError as error:  # of a device that others use, too
-        return found(cannot=first_line(error))
+        truth = with_gradients(case, NAIVE, {name: x.double() for name, x in inputs.items()})
+        naive = errors(with_gradients(case, NAIVE, inputs), truth, SMALL[dtype])
     except Exception as error:  # whatever a broken kernel raises
         raised = f"{type(error).__name__}: {error}"
-        if any(words in raised for words in REFUSALS):
+        if out_of_memory(error) or any(words in raised for words in REFUSALS):
             return found(cannot=first_line(error))
         return found(problem=f"{type(error).__name__}: {first_line(error)}")
-    truth = with_gradients(case, NAIVE, {name: x.double() for name, x in inputs.items()})
-    naive = errors(with_gradients(case, NAIVE, inputs), truth, SMALL[dtype])
     mine = errors(runs[0], truth, SMALL[dtype])
     for of, which in ((mine, ""), (errors(runs[0] | alone, truth, SMALL[dtype]), " without gradients")):
         for name, error in of.items():
@@ -236,6 +235,11 @@ class Verdict:
         """Why it runs nowhere here; empty if it does somewhere."""
         every = [result.cannot for result in self.results]
         return every[0] if every and all(every) and not self.ended else ""
+
+    @property
+    def without_memory(self) -> int:
+        """How many cases had no memory, so that nothing is known of them."""
+        return sum(out_of_memory(result.cannot) for result in self.results)
 
     def worst(self, dtype: str) -> float:
         return max((r.error for r in self.results if r.dtype == dtype and not r.cannot), default=0.0)

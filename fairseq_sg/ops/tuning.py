@@ -256,10 +256,11 @@ def name_of(device: torch.device) -> str:
 
 
 def triton_version() -> str:
-    """The version of the installed Triton, empty where there is none; Triton is not imported."""
+    """The version of the installed Triton, with another ptxas than its own; empty without it. It is not imported."""
+    ptxas = os.environ.get("TRITON_PTXAS_PATH", "")
     for distribution in ("triton", "pytorch-triton"):
         try:
-            return importlib.metadata.version(distribution)
+            return importlib.metadata.version(distribution) + f", {ptxas}" * bool(ptxas)
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
@@ -267,8 +268,9 @@ def triton_version() -> str:
 
 @cache
 def digest() -> str:
-    """Of the code of all operators: a changed kernel was neither verified nor measured."""
-    found = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        found.update(path.read_bytes())
+    """Of the code of all operators, and of what verifies them: a changed kernel was neither verified nor measured."""
+    found, here = hashlib.sha256(), Path(__file__).parent
+    for folder in (here, here.parent / "kernels"):
+        for path in sorted(folder.rglob("*.py")):
+            found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -330,6 +330,15 @@ def test_several_models_in_one_picture_with_their_seeds():
     assert reach == [[20, 40], [50]] * 2 or reach == [[20, 40], [50, 50]] * 2
 
 
+def test_equal_numbers_have_bars_without_errors():
+    """Their mean is rounded, here below them."""
+    equal = [100 * 2 / 496] * 3
+    assert np.mean(equal) < min(equal)
+    (axes,) = plots.accuracies({"a": {"gen": {"one": equal}}}, "type", names=["one"]).axes
+    ((bar,),) = (bars.get_segments() for bars in axes.collections)
+    assert [y for _, y in bar] == pytest.approx([equal[0]] * 2)
+
+
 def of_right(right: list[int]) -> Result:
     """The result of one checkpoint for three sentences: two of two words, and one of three."""
     right, groups = np.array(right, dtype=bool), np.array([2, 2, 3])
@@ -397,7 +406,7 @@ def test_names_of_checkpoints(tmp_path, monkeypatch):
     [
         (["a={0}", "nothing*.pt", "--out", "{2}"], r"there is no checkpoint nothing\*\.pt"),
         (["a={0}", "b={0}x", "--out", "{2}"], r"there is no checkpoint .*\.ptx: did you mean .*\.pt.*\?"),
-        (["a={0}", "b={0}"], "a comparison of several checkpoints needs --out"),
+        (["a={0}", "b={0}"], "a comparison of named checkpoints needs --out"),
         (["{0}", "b={0}", "--out", "{2}"], ".* has no name: several checkpoints are compared as NAME=CHECKPOINT …"),
         (["a={0}", "b={1}", "--out", "{2}"], "b was trained on other data than the first model: compare .*"),
     ],

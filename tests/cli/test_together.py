@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
 from pathlib import Path
 
 import pytest
 
 from data_prep.__main__ import main as data_prep
 from fairseq_sg.experiments.logs import events
+from fairseq_sg.together import Training
 from helpers import classifiers
 from helpers.commands import LINEAR, RELATIVE, REPOSITORY, launch, run, succeed, training
 from helpers.labelled_data import write_labelled
@@ -121,3 +124,31 @@ def test_logs_of_a_true_process_can_be_read(sources, tmp_path):
     done = launch("python", "-m", "fairseq_sg.together", tmp_path / "plan.json")
     assert done.code == 0, done.err
     assert [event["kind"] for event in events(tmp_path / "log")] == ["train_inner", "train"]
+
+
+def test_what_a_training_leaves_is_gone_before_the_next_turn(tmp_path, monkeypatch):
+    """On a GPU, these are graphs, which would otherwise be released during a recording of another training."""
+
+    class Trainer:
+        def __init__(self):
+            self.step = self.train
+
+        def train(self):
+            pass
+
+    def train():
+        left.append(weakref.ref(Trainer()))
+        return 0
+
+    left: list = []
+    training = Training([], *(str(tmp_path / name) for name in ("log", "end", "stop")), None)
+    monkeypatch.setattr(training.state, "take", lambda: None)
+    monkeypatch.setattr(training, "_train", train)
+    monkeypatch.setattr(training, "_leave", lambda: left.append(left[0]() is None))
+    training.go.release()
+    gc.disable()
+    try:
+        training.run()
+    finally:
+        gc.enable()
+    assert left[1] is True

@@ -418,6 +418,21 @@ def test_free_memory_of_this_machine():
         memory.free_gigabytes("no such GPU")
 
 
+def test_free_memory_is_that_of_the_gpu_that_trains(monkeypatch):
+    """CUDA numbers the fastest GPU 0, nvidia-smi the first on the bus."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=f"uuid-of-{gpu}"))
+    asked = []
+
+    def nvidia_smi(command, **options):
+        asked.append(command[2])
+        return SimpleNamespace(stdout="2048\n")
+
+    monkeypatch.setattr(memory.subprocess, "run", nvidia_smi)
+    assert memory.free_gigabytes("0") == memory.free_gigabytes("2") == 2
+    assert asked == ["GPU-uuid-of-1", "GPU-uuid-of-0"]
+
+
 def test_the_gpus_that_are_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
     assert records.visible_gpus() == ["2", "GPU-5"]

@@ -50,6 +50,8 @@ def invented(monkeypatch):
             results.append(Result("33 rows", "float32", 0.3, "gradient of x is off by 3.0e-01, and 1.0e-05 is allowed"))
         if (operator, name) == ("geometric_attention", "triton"):
             return Verdict(operator, name, results, "it crashed: SIGABRT")
+        if (operator, name) == ("spectral_multiply", "fft"):
+            results.append(Result("8192 points", "float32", cannot="CUDA error: out of memory"))
         if name == "gram":
             results = [Result("a case", "float32", cannot="not on a CPU")]
         return Verdict(operator, name, results, seconds=1.0)
@@ -80,7 +82,8 @@ def test_verify(path, invented, capsys):
     assert "orthogonality_loss gram cannot run here: not on a CPU" in lines
     assert "cvmm triton cannot run here: there is no GPU" in lines
     assert "linear_attention chunked 3 1.0 1e-07 1e-07 1e-07" in lines
-    unable = sum("cannot run here" in line for line in lines)
+    assert "spectral_multiply fft 3 1.0 not verified: no memory for 1 more; try again" in lines
+    unable = sum("cannot run here" in line or "not verified:" in line for line in lines)
     assert (
         f"{sum(len(one.implementations) for one in OPERATORS.values()) - unable - 1} implementations verified, 1 fail"
         in out
@@ -89,6 +92,7 @@ def test_verify(path, invented, capsys):
     found = tuning.read(path, CPU)
     assert found.verdicts["cvmm"]["grouped"] == "" and "off by 3.0e-01" in found.verdicts["cvmm"]["blocks"]
     assert "gram" not in found.verdicts["orthogonality_loss"] and found.points == []
+    assert "fft" not in found.verdicts["spectral_multiply"]
     like = torch.ones(1)
     assert dispatch.choose("cvmm", "auto", like, (512, 4096, 64)) is OPERATORS["cvmm"].implementations["grouped"]
 
@@ -232,7 +236,10 @@ def test_points_are_measured():
     assert list(measure("relative_logits", ("shift",), "cpu", torch.float32, None, 2, 0.0)) == []
 
 
-def test_sizes_beyond_the_memory_have_no_point(monkeypatch):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=str
+)
+def test_sizes_beyond_the_memory_have_no_point(error, monkeypatch):
     """Wherever the memory ends: in making the inputs, or in running."""
     made = TIMED["relative_logits"].case
     sizes = []
@@ -240,7 +247,7 @@ def test_sizes_beyond_the_memory_have_no_point(monkeypatch):
     def limited(make, *of_case):
         sizes.append(of_case)
         if len(sizes) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return made(make, *of_case)
 
     monkeypatch.setitem(TIMED, "relative_logits", replace(TIMED["relative_logits"], case=limited))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
-from fairseq_sg.kernels.processes import START, isolated, preload
+import torch
+
+from fairseq_sg.kernels.processes import START, _run, isolated, preload
 
 
 def test_processes_that_end_at_the_same_time_have_their_own_exit_codes():
@@ -13,3 +16,14 @@ def test_processes_that_end_at_the_same_time_have_their_own_exit_codes():
     with ThreadPoolExecutor(4) as pool:
         ends = list(pool.map(lambda _: isolated(partial(range, 2), START), range(80)))
     assert ends == [([0, 1], "")] * 80
+
+
+def test_products_are_in_float32_whatever_the_environment_allows():
+    """``TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`` begins a process with "high"."""
+    torch.set_float32_matmul_precision("high")
+    sent: list = []
+    try:
+        _run(lambda: iter([torch.get_float32_matmul_precision()]), SimpleNamespace(send=sent.append), 1)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert sent == [("start", None), ("item", "highest")]

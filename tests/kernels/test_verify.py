@@ -72,6 +72,10 @@ def test_in_a_process_of_its_own(kernel, limit, problem):
         (ValueError("cvmm cannot run its implementation 'triton' here: why"), "cvmm cannot run its"),
         (RuntimeError("backend failed:\nNotImplementedError: NYI: width 4"), "backend failed:"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "CUDA out of memory"),
+        (RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemory"), "CUDA error: out of"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "CUDA error: CUBLAS"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "Triton Error"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to"), "[enforce fail]"),
     ],
 )
 def test_one_that_cannot_run_here_is_neither_right_nor_wrong(error, reason, monkeypatch):
@@ -80,6 +84,19 @@ def test_one_that_cannot_run_here_is_neither_right_nor_wrong(error, reason, monk
 
     found = verdict_of(refuses, monkeypatch)
     assert found.cannot.startswith(reason) and not found.problem
+    assert found.without_memory == (len(found.results) if "emory" in str(error) or "ALLOC" in str(error) else 0)
+
+
+def test_a_reference_without_memory_is_not_its_failure(monkeypatch):
+    def full(case, implementation, inputs):
+        if implementation == "naive" and next(iter(inputs.values())).shape[2] > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return with_gradients(case, implementation, inputs)
+
+    with_gradients = verify.with_gradients
+    monkeypatch.setattr(verify, "with_gradients", full)
+    found = verdict_of(broken.right, monkeypatch)
+    assert found.problem == found.cannot == found.ended == "" and found.without_memory == 4 * 3
 
 
 def test_one_that_takes_some_calls_is_judged_by_these(monkeypatch):

@@ -290,12 +290,22 @@ def test_an_interrupted_write_leaves_the_old_file(folder, monkeypatch):
     assert path.read_bytes() == before and len(list(folder.iterdir())) == 1
 
 
-def test_a_changed_kernel_is_another_key(tmp_path, monkeypatch):
-    (tmp_path / "a.py").write_text("x = 1")
-    monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
+@pytest.mark.parametrize("folder", ["ops", "kernels"])
+def test_a_changed_kernel_or_verification_is_another_key(folder, tmp_path, monkeypatch):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "a.py").write_text("x = 1")
+    monkeypatch.setattr(tuning, "__file__", str(tmp_path / "ops" / "tuning.py"))
     first = tuning.digest.__wrapped__()
-    (tmp_path / "a.py").write_text("x = 2")
+    (tmp_path / folder / "a.py").write_text("x = 2")
     assert tuning.digest.__wrapped__() != first
+
+
+def test_another_ptxas_is_another_key(monkeypatch):
+    monkeypatch.setattr(tuning.importlib.metadata, "version", lambda name: "3.6.0")
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    assert tuning.key_of(CPU)["triton"] == "3.6.0"
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/opt/cuda/bin/ptxas")
+    assert tuning.key_of(CPU)["triton"] == "3.6.0, /opt/cuda/bin/ptxas"
 
 
 def test_compiled_code_keeps_to_the_rules(monkeypatch):
