@@ -32,7 +32,7 @@ from benchmarks import report
 from benchmarks.measure import as_in_training, error, kept_activations
 from fairseq_sg.kernels.timing import interleaved, medians, quartiles
 from fairseq_sg.models.sg_transformer import SGTransformer, resolve
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Attention, Context, build_attention
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, ROLES, Attention, Context, build_attention
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.ops import orthogonality_loss
@@ -73,7 +73,6 @@ WINDOWED = {
     "linear elu": {"decoder_attention": "linear"},
 }
 WINDOW_LENGTHS = (64, 256, 1024, 2048)
-ROLES = ("encoder", "decoder", "cross")
 
 
 def everywhere(kind: str) -> list[str]:

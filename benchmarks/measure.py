@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fairseq_sg.kernels.processes import first_line
+from fairseq_sg.errors import first_line, in_one_line
 from fairseq_sg.kernels.timing import Run, differentiated, interleaved, quartiles
 from fairseq_sg.kernels.verify import errors
 from fairseq_sg.modules.cpu.memory import keep_freed_memory
@@ -34,13 +34,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def as_in_training(threads: int = 1) -> None:
-    """Sets the number of CPU threads, and keeps freed memory in the process as a training on a
-    CPU does (docs/speed.md).
+def as_in_training() -> None:
+    """Computes with one thread, and keeps freed memory in the process as a training on a CPU does (docs/speed.md).
 
     Otherwise a measurement after a larger one would pay for memory that the system has reclaimed in between.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     keep_freed_memory()
 
 
@@ -239,10 +238,9 @@ def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]
             run = differentiated(contender.function, inputs, weighting)
             row.error, place = error([case.part(x) for x in run()], truths[exact])
         except Exception as raised:  # any error becomes a row of the table
-            text = first_line(raised)
             # Operators raise this if an implementation cannot run here.
             cannot = contender.ours and isinstance(raised, ValueError)
-            row.status, row.reason = ("skipped", text) if cannot else ("failed", f"{type(raised).__name__}: {text}")
+            row.status, row.reason = ("skipped", first_line(raised)) if cannot else ("failed", in_one_line(raised))
             continue
         if row.error <= ALLOWED[dtype]:
             runs[contender.name] = run

@@ -56,6 +56,7 @@ from fairseq_sg.ops import (
 )
 from fairseq_sg.ops.dispatch import AUTO, ENVIRONMENT_VARIABLE
 from fairseq_sg.ops.operators import OPERATORS as DECLARED
+from fairseq_sg.ranges import flag
 
 CVMM, GEOMETRIC, LINEAR = (
     tuple(DECLARED[name].implementations) for name in ("cvmm", "geometric_attention", "linear_attention")
@@ -495,7 +496,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=[], metavar="N", help="lengths or numbers of experts")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of inputs (default float32)")
     for name, what in SETTINGS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=what)
+        parser.add_argument(flag(name), type=int, metavar="N", help=what)
     parser.add_argument("--quick", action="store_true", help="small sizes, as a smoke test; do not quote the numbers")
     parser.add_argument("--figures", action="store_true", help="draw time and memory of each operator; with --out")
     report.add_options(parser, rounds=9)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import Contender, Function
-from fairseq_sg.kernels.processes import first_line
+from fairseq_sg.errors import in_one_line
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,8 @@ def why_not(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except Exception as raised:  # packages fail in many ways if their compiled parts do not match
-        return describe(raised)
+        return in_one_line(raised)
     return None
-
-
-def describe(raised: Exception) -> str:
-    """An exception on one line."""
-    return f"{type(raised).__name__}: {first_line(raised)}"
 
 
 def version(package: str) -> str:
@@ -106,7 +101,7 @@ def contenders(operator: str, peers: Iterable[Peer], **keywords) -> list[Contend
             try:
                 found.append(Contender(one.name, one.adapter(**keywords), ours=False, exact=exact))
             except Exception as raised:
-                found.append(Contender(one.name, torch.zeros_like, ours=False, skip=describe(raised)))
+                found.append(Contender(one.name, torch.zeros_like, ours=False, skip=in_one_line(raised)))
     return found
 
 

@@ -32,7 +32,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import report, step
-from fairseq_sg.kernels.processes import first_line
+from fairseq_sg.errors import first_line
 from fairseq_sg.kernels.timing import Run, interleaved, quartiles, synchronize
 from fairseq_sg.ops import torch_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE

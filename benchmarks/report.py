@@ -28,6 +28,7 @@ from benchmarks.measure import Row
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.records import commit, machine
 from fairseq_sg.files import check_writable, write_text
+from fairseq_sg.ranges import flag
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent
@@ -195,7 +196,7 @@ def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *n
         given = vars(args).get(name)
         for value in given if isinstance(given, Sequence) else [given]:
             if value is not None and value < 1:
-                parser.error(f"--{name.replace('_', '-')} is {value}: choose at least 1")
+                parser.error(f"{flag(name)} is {value}: choose at least 1")
 
 
 def check_out(parser: argparse.ArgumentParser, out: Path | None) -> None:

@@ -39,9 +39,9 @@ class DataError(ValueError):
         super().__init__(place + message)
 
 
-def shorten(text: str, width: int = 60) -> str:
+def shorten(text: str) -> str:
     """Quotes ``text`` for a message: on one line, and short."""
-    return repr(text if len(text) <= width else text[: width - 1] + "…")
+    return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
 class Pair(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, in_one_line
 
 
 def read(path: str) -> dict[str, Any]:
@@ -54,8 +54,7 @@ def read(path: str) -> dict[str, Any]:
             reason, fix = "cannot be read", "Change its permissions, or name"
         else:
             reason = "cannot be read: it was cut off, or is no checkpoint"
-        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".strip()
-        raise UsageError(f"the checkpoint {path} {reason} ({cause}). {fix} another checkpoint") from error
+        raise UsageError(f"the checkpoint {path} {reason} ({in_one_line(error)}). {fix} another checkpoint") from error
 
 
 def _newest_beside(path: str) -> str | None:

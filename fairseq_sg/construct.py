@@ -201,13 +201,13 @@ def by_length(lengths: Sequence[int]) -> dict[str, Any]:
     return found
 
 
-def around_one_weight(length: int, points: int = 81) -> list[dict[str, float]]:
+def around_one_weight(length: int) -> list[dict[str, float]]:
     """Figure 3: the PARITY model with layer norm (ε = 1e-5) while the weight that counts the ones is moved from 1."""
     model = constructions.parity(1e-5)
     weight = model.encoder.stack.layers[0].self_attn.v_proj.weight
     index = 0, constructions.PARITY.features.index("1")
     found = []
-    for value in torch.linspace(0, 2, points, dtype=torch.float64).tolist():
+    for value in torch.linspace(0, 2, 81, dtype=torch.float64).tolist():
         weight.data[index] = value
         found.append({"weight": value, **expected(model, "parity", length)})
     return found

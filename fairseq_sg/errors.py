@@ -7,6 +7,15 @@ class UsageError(ValueError):
     """One message that names the option or the file, and the fix. fairseq's commands end with it, without traceback."""
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def in_one_line(error: BaseException) -> str:
+    """The type of an error, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def out_of_memory(error: BaseException | str) -> bool:
     """Whether an error, or its message, is of a GPU or process without memory, which others may use, too.
 

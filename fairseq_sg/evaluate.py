@@ -118,7 +118,7 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
         found["ppl"] = perplexity(found["nll_loss"])
         found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
         return found | ({"word_ppl": perplexity(found["bits_per_word"])} if "bits_per_word" in found else {})
-    if loaded.has_decoder and not loaded.labels_words and not hasattr(loaded.model, "encoder"):
+    if loaded.is_language_model:
         trained = loaded.cfg.task
         raise UsageError(
             f"{loaded.arch} was trained as a language model with another task than sg_language_modeling: run "

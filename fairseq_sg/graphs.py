@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_sg.errors import UsageError, out_of_memory
+from fairseq_sg.errors import UsageError, first_line, out_of_memory
 
 
 class CudaGraphs:
@@ -95,7 +95,7 @@ class StepGraphs:
         except Exception as error:
             # Where a step cannot be recorded, CUDA cannot end the recording either.
             first = error.__context__ if error.__context__ and "CUDA error" in str(error) else error
-            why = next(iter(str(first).splitlines()), "")
+            why = first_line(first)
             if out_of_memory(first):
                 fix = f"there is no memory for graph {len(self) + 1} ({why}): use --step-graphs {len(self)}"
             else:

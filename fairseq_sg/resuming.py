@@ -325,7 +325,7 @@ def other_options(there, here, compared=COMPARED) -> list[str]:
             if option != "lr_scheduler" and name.startswith("_"):
                 continue
             if name in trained and name in given and given[name] != trained[name]:
-                other[option] = f"--{option.replace('_', '-')} {trained[name]} (here {given[name]})"
+                other[option] = f"{ranges.flag(option)} {trained[name]} (here {given[name]})"
     return list(other.values())
 
 

@@ -405,9 +405,9 @@ def _float32_copy(optimizer: FairseqOptimizer) -> list[Tensor]:
 
 def validate_and_save(fairseqs: Callable, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch: bool):
     """fairseq's function, which runs after every update."""
-    if isinstance(trainer, SGTrainer) and not end_of_epoch and not trainer.due():
-        return [None], False
     if isinstance(trainer, SGTrainer):
+        if not end_of_epoch and not trainer.due():
+            return [None], False
         trainer.flush()
     return fairseqs(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
 

@@ -64,9 +64,9 @@ from data_prep.draws import PackedPairs, processors
 from data_prep.mathematics.generator import REGIMES, chunks
 from data_prep.mathematics.sample import describe, generate
 from data_prep.sources import OfficialFile, members
+from data_prep.subwords import SPACE
 from data_prep.text import decode_line
 
-SPACE = "\u2581"
 ARCHIVE = OfficialFile(
     "mathematics_dataset-v1.0.tar.gz",
     2_333_082_954,

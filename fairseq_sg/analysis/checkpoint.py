@@ -38,7 +38,7 @@ from fairseq_sg.models.labels import labels_words
 from fairseq_sg.ranges import check_type
 from fairseq_sg.registry import UnknownName
 from fairseq_sg.tasks.segment_memory import Remembering
-from fairseq_sg.tasks.streams import Text
+from fairseq_sg.tasks.streams import Streams, Text
 
 
 @dataclass
@@ -214,7 +214,7 @@ class Loaded:
         if isinstance(dataset, Text):
             segment = self.task.cfg.tokens_per_sample
             rows = max(1, min(size, len(dataset) // segment))
-            dataset = dataset.streams(rows, rows, segment, all_tokens=True)
+            dataset = Streams(dataset, rows, rows, segment, all_tokens=True)
             # Complete batches: each row of the next one continues the same row of this one.
             batches = dataset.batches()[: None if limit is None else max(1, limit // rows)]
         else:

@@ -37,7 +37,7 @@ from fairseq_sg.analysis.examples import Examples, Part, interleaved, open_examp
 from fairseq_sg.analysis.options import above_0, finite, from_0, index, positive
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.checkpoints import read
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, in_one_line
 from fairseq_sg.evaluate import SENTENCE_COLUMNS, TEXT_COLUMNS, by_type, choose_subsets, scores, summary
 from fairseq_sg.files import check_writable, replacing
 from fairseq_sg.modules.masks import (
@@ -53,6 +53,7 @@ from fairseq_sg.modules.masks import (
 )
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
+from fairseq_sg.tasks.streams import Streams
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -290,7 +291,7 @@ def batches(
     """
     if examples.is_text:
         rows = max(1, size // parts)
-        streams = examples.dataset.streams(rows, rows, examples.loaded.task.cfg.tokens_per_sample, all_tokens=True)
+        streams = Streams(examples.dataset, rows, rows, examples.loaded.task.cfg.tokens_per_sample, all_tokens=True)
         places = streams.batches()
         while True:
             drawn = torch.randint(len(places), (parts,), generator=generator).tolist()
@@ -389,8 +390,9 @@ def read_state(path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         before = {"model_overrides": {}} | state["request"]
     except Exception as error:
-        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        raise UsageError(f"{path} cannot be read ({cause}): restore a copy, or choose another --out") from error
+        raise UsageError(
+            f"{path} cannot be read ({in_one_line(error)}): restore a copy, or choose another --out"
+        ) from error
     different = [name for name in request if before.get(name) != request[name]]
     if different:
         name = different[0]

@@ -32,7 +32,7 @@ from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.masks import from_arrays
 from fairseq_sg.analysis.options import of_pictures
 from fairseq_sg.analysis.result import Result
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, in_one_line
 from fairseq_sg.modules.masks import overlap, total
 from fairseq_sg.tables import aligned
 
@@ -74,8 +74,7 @@ def measure(path: str, args: argparse.Namespace) -> Result:
             name: facts[name] for name in ("checkpoint", "data", "model_overrides", "network", "outputs", "examples")
         }
     except Exception as error:
-        cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        raise UsageError(f"{path} or {facts_of} is no file of masks, or was cut off ({cause})") from error
+        raise UsageError(f"{path} or {facts_of} is no file of masks, or was cut off ({in_one_line(error)})") from error
     if not masks:
         raise UsageError(f"{path} has no masks: name OUT.npz of `fairseq-sg analysis masks`")
     return Result({name: mask.numpy() for name, mask in masks.items()}, kept)

@@ -23,8 +23,9 @@ from fairseq_sg.experiments import figures
 from fairseq_sg.experiments.plan import Plan, Trial
 from fairseq_sg.experiments.report import Table, as_text, markdown_table
 from fairseq_sg.experiments.results import Results
+from fairseq_sg.files import read_manifest
 from fairseq_sg.lengths import plain_lengths, unit_of
-from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, read_lines
+from fairseq_sg.scoring.plain_bleu import hypotheses_in_order, metrics, read_lines
 
 # With fairseq, the root logger prints everything; these log every resampling and font.
 for _name in ("sacrebleu", "matplotlib", "PIL"):
@@ -92,10 +93,7 @@ class Score:
 
 def read_text(folder: Path, subsets: Sequence[str]) -> Text:
     """Reads references and lengths. Raises UsageError for a folder without them."""
-    try:
-        manifest = json.loads((folder / "dataset.json").read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{folder / 'dataset.json'}: {error.strerror}: give a folder of data_prep") from None
+    manifest = read_manifest(folder)
     request, unit = manifest["request"], unit_of(manifest)
     references = {subset: read_lines(folder / "raw" / f"{subset}.plain.tgt") for subset in subsets}
     lengths = {subset: plain_lengths(folder, subset, "src", unit) for subset in subsets}
@@ -139,13 +137,10 @@ def bootstrap(
     """Scores of a system with their intervals, against a baseline if given, and sacreBLEU's
     signatures; both by metric.
     """
-    from sacrebleu.metrics import BLEU, CHRF
     from sacrebleu.significance import PairedTest
 
-    # Without tokenization the text is meant to look tokenized; sacreBLEU would warn about it.
-    metrics = {"BLEU": BLEU(tokenize=tokenize, force=tokenize == "none"), "chrF2": CHRF()}
     systems = [("baseline", list(baseline))] if baseline is not None else []
-    test = PairedTest([*systems, ("system", list(hypotheses))], metrics, [list(references)], "bs", samples)
+    test = PairedTest([*systems, ("system", list(hypotheses))], metrics(tokenize), [list(references)], "bs", samples)
     signatures, results = test()
     last = {metric: results[metric][-1] for metric in METRICS}
     scores = {metric: Score(float(r.score), float(r.ci), r.p_value) for metric, r in last.items()}

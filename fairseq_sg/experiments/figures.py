@@ -44,15 +44,12 @@ ACROSS, FEW = 8, 5
 def pyplot() -> Any:
     """matplotlib's pyplot with a backend for files and this module's style. Raises UsageError if it is missing."""
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise UsageError(f"figures need matplotlib ({error}): pip install 'fairseq_sg[experiments]'") from error
 
     plt.rcParams.update(plt.rcParamsDefault | STYLE)
-    matplotlib.use("Agg")
+    plt.switch_backend("Agg")
     return plt
 
 

@@ -79,9 +79,7 @@ def render(paths: list[Path]) -> list[Path]:
     for path in paths:
         if path.suffix != ".json":
             raise UsageError(f"{path}: the name of a results file ends in .json")
-        found = results.read(path)
-        prefix = path.with_name(path.name.removesuffix(".json"))
-        written += write_pages(found, prefix)
+        written += write_pages(results.read(path), path.with_suffix(""))
     return written
 
 

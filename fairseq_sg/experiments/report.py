@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
-from fairseq_sg.experiments.results import Record, Results, of_equal_steps
+from fairseq_sg.experiments.results import Record, Results, counts, of_equal_steps
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
@@ -106,7 +106,7 @@ def lines(results: Results) -> list[Line]:
     planned = {(record["row"], record["data"]) for record in results.records}
     for name, row in recipe.rows.items():
         for data in recipe.data_of(name):
-            shown = row.missing and any(data == d for _, d in planned)
+            shown = row.missing and data in results.data
             if shown or (recipe.trained_as(name), data) in planned:
                 found.append(_line(results, name, data))
     return found
@@ -116,7 +116,7 @@ def _line(results: Results, name: str, data: str) -> Line:
     recipe = results.recipe
     trained = recipe.trained_as(name)
     group = results.of(trained, data)
-    done = [record for record in group if "result" in record and "diverged" not in record]
+    done = list(filter(counts, group))
     failed = sum("diverged" in record for record in group)
     cells = {}
     for key, column in recipe.measured(name, data).items():
@@ -375,10 +375,8 @@ def as_csv(results: Results) -> str:
     recipe, text = results.recipe, io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "label", "data", "seed", "steps", "column", "value"])
-    for record in of_equal_steps(results).records:
+    for record in filter(counts, of_equal_steps(results).records):
         data = record["data"]
-        if "diverged" in record or "result" not in record:
-            continue
         for name, row in recipe.rows.items():
             columns = recipe.measured(name, data) if recipe.trained_as(name) == record["row"] else {}
             for key, column in columns.items():

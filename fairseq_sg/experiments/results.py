@@ -172,8 +172,8 @@ def of_equal_steps(results: Results) -> Results:
     """
     recipe, records = results.recipe, []
     for record in results.records:
-        if _counts(record) and not results.finished(record):
-            group = [one for one in results.of(record["row"], record["data"]) if _counts(one)]
+        if counts(record) and not results.finished(record):
+            group = [one for one in results.of(record["row"], record["data"]) if counts(one)]
             shared = set.intersection(*({point["step"] for point in one["result"]["curve"]} for one in group))
             result, record = record["result"], {key: value for key, value in record.items() if key != "result"}
             if shared and not any(map(results.finished, group)):
@@ -183,7 +183,7 @@ def of_equal_steps(results: Results) -> Results:
     return replace(results, records=records)
 
 
-def _counts(record: Record) -> bool:
+def counts(record: Record) -> bool:
     """Whether a training has numbers."""
     return "result" in record and "diverged" not in record
 

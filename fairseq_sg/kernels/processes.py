@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from fairseq_sg.errors import in_one_line
+
 #: What the processes are forked from has imported these. The first call of cvmm would import torch's compiler.
 PRELOAD = ["fairseq_sg.kernels.verify", "fairseq_sg.kernels.tune", "torch._dynamo"]
 
@@ -68,10 +70,6 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
     return found, ended
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
-
-
 def reason(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
@@ -85,4 +83,4 @@ def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> N
         for item in task():
             send.send(("item", item))
     except Exception as error:  # whatever the task raises; a message is all that is wanted of it
-        send.send(("error", f"{type(error).__name__}: {first_line(error)}"))
+        send.send(("error", in_one_line(error)))

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_sg.errors import out_of_memory
+from fairseq_sg.errors import first_line, in_one_line, out_of_memory
 from fairseq_sg.kernels.cases import CASES, Case, Make
-from fairseq_sg.kernels.processes import first_line, isolated
+from fairseq_sg.kernels.processes import isolated
 from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.ops.operators import NAIVE, OPERATORS, TRITON
 from fairseq_sg.ops.triton_support import why_not_here
@@ -185,7 +185,7 @@ def check_case(case: Case, implementation: str, dtype: torch.dtype) -> Result:
         raised = f"{type(error).__name__}: {error}"
         if out_of_memory(error) or any(words in raised for words in REFUSALS):
             return found(cannot=first_line(error))
-        return found(problem=f"{type(error).__name__}: {first_line(error)}")
+        return found(problem=in_one_line(error))
     mine = errors(runs[0], truth, SMALL[dtype])
     for of, which in ((mine, ""), (errors(runs[0] | alone, truth, SMALL[dtype]), " without gradients")):
         for name, error in of.items():

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import torch
@@ -64,6 +65,13 @@ def hidden_keys(
         past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset - window)  # (N, M)
         hidden = past if hidden is None else hidden | past
     return hidden
+
+
+def visible_softmax(logits: Tensor, hidden: Tensor | None) -> Tensor:
+    """The weights of the keys that are not hidden; zeros rather than 0/0 for a query that sees none."""
+    if hidden is None:
+        return logits.softmax(-1)
+    return logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def kernels(q: Tensor, k: Tensor, masked: bool) -> list[SDPBackend]:

@@ -16,11 +16,11 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from data_prep.subwords import SPACE
 from fairseq_sg.errors import UsageError
 
-SPACE = "\u2581"  # SentencePiece's sign for a space
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 Lines = dict[int, str]
 
@@ -90,13 +90,18 @@ def hypotheses_in_order(output: Path, references: Sequence[str]) -> list[str]:
     return [hypotheses[index] for index in range(len(references))]
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> list[str]:
-    """BLEU and chrF of a corpus in sacreBLEU's format, each with its signature."""
+def metrics(tokenize: str) -> dict[str, Any]:
+    """sacreBLEU's BLEU and chrF2."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    found = []
     # Without force, sacreBLEU warns of text that is tokenized: that is what ``none`` is for.
-    for metric in (BLEU(tokenize=tokenize, force=tokenize == "none"), CHRF()):
+    return {"BLEU": BLEU(tokenize=tokenize, force=tokenize == "none"), "chrF2": CHRF()}
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> list[str]:
+    """BLEU and chrF of a corpus in sacreBLEU's format, each with its signature."""
+    found = []
+    for metric in metrics(tokenize).values():
         result = metric.corpus_score(list(hypotheses), [list(references)])
         found.append(result.format(width=2, signature=str(metric.get_signature())))
     return found

@@ -40,7 +40,7 @@ from fairseq_sg.generation import by_length
 from fairseq_sg.tasks.breakdown import sums_of_logs
 from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
 from fairseq_sg.tasks.segment_memory import Remembering, SegmentMemories
-from fairseq_sg.tasks.streams import Text
+from fairseq_sg.tasks.streams import Streams, Text
 
 #: what ``dataset.json`` counts -> the metric of bits per one of these
 UNITS = {"characters": "bpc", "bytes": "bpb", "words": "bits_per_word"}
@@ -173,7 +173,7 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
         made_for = count, max_sentences, training, seed, num_shards, shard_id, num_workers, skip_remainder_batch
         before, batches = self._batches.get(dataset, (None, None))
         if before != made_for:
-            streams = dataset.streams(count, max_sentences, self.cfg.tokens_per_sample, all_tokens=not training)
+            streams = Streams(dataset, count, max_sentences, self.cfg.tokens_per_sample, all_tokens=not training)
             batches = iterators.EpochBatchIterator(
                 dataset=streams,
                 collate_fn=streams.collater,

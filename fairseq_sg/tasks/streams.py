@@ -55,10 +55,6 @@ class Text(FairseqDataset):
         tokens = torch.cat([self.entries[int(entry)] for entry in range(first, last + 1)])
         return tokens[start - before : end - before].long()
 
-    def streams(self, count: int, rows: int, segment: int, all_tokens: bool) -> Streams:
-        """See :class:`Streams`."""
-        return Streams(self, count, rows, segment, all_tokens)
-
 
 class Streams(FairseqDataset):
     """The segments of a text's streams; item ``segment · count + stream`` is a segment of a stream.

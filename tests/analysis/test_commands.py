@@ -25,6 +25,7 @@ from fairseq_sg.analysis.examples import Part, open_examples
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.analysis.symbols import represent
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.streams import Streams
 from helpers.analysis_models import CLASSIFIERS, GROUPS, TABLES, checkpoint, subwords_folder
 
 
@@ -671,7 +672,7 @@ def test_experts_of_a_language_model(limit, batches, analyse, saved, loaded):
     arrays, facts, _ = analyse("experts", saved("lm"), *options)
     assert facts["steps"] == {"decoder": 2}
     model = load(saved("lm"), kinds=("text",))
-    streams = model.subset("valid").streams(4, 4, 5, all_tokens=True)
+    streams = Streams(model.subset("valid"), 4, 4, 5, all_tokens=True)
     seen = []
     layer = model.model.decoder.stack.layers[1].update.ffn
     layer.register_forward_hook(lambda m, a, o: seen.append(m.activity(a[0])["experts"]), with_kwargs=False)

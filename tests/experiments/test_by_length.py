@@ -250,7 +250,7 @@ def edit(name: str, old: str, new: str):
         (rename("linear/generate-gen.log", "linear/x"), "linear/generate-gen.log: No such file or directory"),
         (edit("linear/generate-test.log", "H-3\t", "X-3\t"), "1 of 24 sentences have no hypothesis, the first is H-3"),
         (edit("linear/generate-test.log", "T-3\t", "T-3\t▁another"), "T-3 is not line 4 of the references"),
-        (rename("data/dataset.json", "data/x"), "dataset.json: No such file or directory: give a folder of data_prep"),
+        (rename("data/dataset.json", "data/x"), "data has no dataset.json: make it with `python -m data_prep`"),
         (rename("data/raw/gen.plain.src", "data/x"), "gen.plain.src: No such file or directory"),
         (edit("data/raw/test.plain.src", "a\n", "a\na\n"), "test.plain.tgt: 24 lines, but test.plain.src has 25"),
     ],

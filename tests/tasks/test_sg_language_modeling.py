@@ -24,7 +24,7 @@ from data_prep.__main__ import main as data_prep
 from fairseq_sg.errors import UsageError
 from fairseq_sg.tasks.segment_memory import SegmentMemories
 from fairseq_sg.tasks.sg_language_modeling import SGLanguageModelingConfig, SGLanguageModelingTask
-from fairseq_sg.tasks.streams import Text
+from fairseq_sg.tasks.streams import Streams, Text
 
 EOS, PAD = 2, 1
 WORDS = ["lines", "of", "three", "words,", "Zügen"]
@@ -66,7 +66,7 @@ def test_reading_across_entries():
 @pytest.mark.parametrize("count,rows", [(1, 1), (3, 3), (4, 2), (6, 2), (6, 1)])
 @pytest.mark.parametrize("all_tokens", [True, False])
 def test_every_token_is_a_target_once_and_follows_its_predecessor(length, count, rows, all_tokens):
-    streams = text_of(length).streams(count, rows, segment=4, all_tokens=all_tokens)
+    streams = Streams(text_of(length), count, rows, segment=4, all_tokens=all_tokens)
     read = {stream: [] for stream in range(count)}
     inputs = {stream: [] for stream in range(count)}
     groups, ends = [], []

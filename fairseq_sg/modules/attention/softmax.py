@@ -23,7 +23,7 @@ from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
 from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops.precision import accumulation_dtype
-from fairseq_sg.ops.torch_attention import hidden_keys, masked_attention
+from fairseq_sg.ops.torch_attention import hidden_keys, masked_attention, visible_softmax
 
 
 @dataclass
@@ -195,10 +195,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         logits = (q @ k.transpose(-1, -2)) * self.scale  # (B, H, N, M)
         if bias is not None:
             logits = logits + bias
-        if hidden is None:
-            return logits.softmax(-1)
-        # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
-        return logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
+        return visible_softmax(logits, hidden)
 
 
 def softmax_of_logits(

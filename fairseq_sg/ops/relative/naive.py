@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from fairseq_sg.ops.torch_attention import hidden_keys
+from fairseq_sg.ops.torch_attention import hidden_keys, visible_softmax
 
 
 def relative_logits_naive(q: Tensor, p: Tensor) -> Tensor:
@@ -35,9 +33,4 @@ def relative_attention_naive(
     logits = (q_content @ k.transpose(-1, -2) + relative_logits_naive(q_position, p)) * scale
     queries, keys = logits.shape[2:]
     hidden = hidden_keys(queries, keys, key_padding_mask, causal, keys - queries, logits.device)
-    if hidden is None:
-        weights = logits.softmax(-1)
-    else:
-        # A query that sees no key has no weights: zeros, rather than the 0/0 of a softmax over nothing.
-        weights = logits.masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
-    return torch.dropout(weights, dropout_p, train=True) @ v
+    return torch.dropout(visible_softmax(logits, hidden), dropout_p, train=True) @ v
