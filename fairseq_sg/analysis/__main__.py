@@ -149,10 +149,12 @@ def run(args: argparse.Namespace) -> None:
         first = next(iter(measured.values()))[0].facts
         facts = {"command": args.command, "checkpoints": models, "data": first["data"]}
         result.facts = {**facts, "model_overrides": first["model_overrides"], **result.facts}
-    files = result.write(prefix)
-    if form != "none":
+    if form == "none":
+        files = result.write(prefix)
+    else:
         with plots.style():
-            files += plots.save(module.draw(result, args), prefix, form, alone)
+            figures = module.draw(result, args)  # first, as it refuses wrong options
+            files = result.write(prefix) + plots.save(figures, prefix, form, alone)
     print(*result.summary, f"written: {' '.join(files)}", sep="\n")
 
 
