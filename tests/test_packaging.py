@@ -41,7 +41,13 @@ LAYERS = {
         "fairseq_sg.ranges",
         "fairseq_sg.errors",
     ),
-    "kernels": ("fairseq_sg.ops", "fairseq_sg.kernels", "fairseq_sg.modules.cpu", "fairseq_sg.tables"),
+    "kernels": (
+        "fairseq_sg.ops",
+        "fairseq_sg.kernels",
+        "fairseq_sg.modules.cpu",
+        "fairseq_sg.tables",
+        "fairseq_sg.errors",
+    ),
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
     "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.errors"),
     # Experiments run fairseq's commands and read their logs.

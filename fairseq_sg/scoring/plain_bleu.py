@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from data_prep.subwords import SPACE
 from fairseq_sg.errors import UsageError
 
+SPACE = "\u2581"  # SentencePiece's sign for a space
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
 Lines = dict[int, str]
 
