@@ -207,9 +207,7 @@ class SGTrainer(Trainer):
         finally:
             self.cfg.ema.store_ema = stores
         saved = (extra_state or {}).pop("float32_weights", [])
-        if reset_optimizer:
-            self._build_ema()
-        elif saved:
+        if not reset_optimizer and saved:
             for weights, kept in zip(_float32_copy(self.optimizer), saved, strict=True):
                 weights.data.copy_(kept)
         if stores and not reset_optimizer:

@@ -108,6 +108,14 @@ def test_other_trainings_have_fairseqs_step(folder, argument):
     assert not build(SGTrainer, folder, argument).ordinary
 
 
+@pytest.mark.parametrize(("more", "kept"), [([], True), (["--no-save-optimizer-state"], False)])
+def test_the_float32_copy_of_the_weights_is_saved_with_the_optimizer(more, kept, folder):
+    built = build(SGTrainer, folder, "--bf16", *more)
+    built.train_step(groups(built)[0])
+    built.consolidate_optimizer()
+    assert ("float32_weights" in built.state_dict()["extra_state"]) is kept
+
+
 @pytest.mark.parametrize("more", [[], ["--ema-fp32"]], ids=["float32", "kept in float32"])
 def test_averaged_weights_have_the_features_of_the_last_draw(folder, more):
     options = ["--feature-map", "performer", "--performer-redraw", "forward", "--store-ema", "--ema-decay", "0.5"]
