@@ -22,8 +22,9 @@ def test_products_are_in_float32_whatever_the_environment_allows():
     """``TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`` begins a process with "high"."""
     torch.set_float32_matmul_precision("high")
     sent: list = []
+    threads = torch.get_num_threads()  # which stay
     try:
-        _run(lambda: iter([torch.get_float32_matmul_precision()]), SimpleNamespace(send=sent.append), 1)
+        _run(lambda: iter([torch.get_float32_matmul_precision()]), SimpleNamespace(send=sent.append), threads)
     finally:
         torch.set_float32_matmul_precision("highest")
     assert sent == [("start", None), ("item", "highest")]
