@@ -86,6 +86,9 @@ class BabiFiles(Sources):
             for part in ("train", "test"):
                 if (task, part) not in found:
                     raise DataError(f"has no file qa{task}_…_{part}.txt of {set_name}", self.archive or self.raw_dir)
+            (train, stories), (test, tested) = (found[task, part] for part in ("train", "test"))
+            if stories == tested:
+                raise DataError(f"has the same stories as {train.name}: give the published files", test)
         return found
 
     def in_folder(self, set_name: str, tasks: Sequence[int]) -> list[Path]:
@@ -201,6 +204,12 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
         if not match or len(columns) not in (1, 3):
             raise DataError(
                 f"not a numbered sentence, or a question, its answer and facts: {shorten(line)}", path, number
+            )
+        if len(columns) == 3 and not re.fullmatch(r"\s*\d+(\s+\d+)*\s*", columns[2]):
+            raise DataError(
+                f"the facts of an answer are no numbers of sentences: {shorten(line)}; is the file cut off?",
+                path,
+                number,
             )
         position = int(match[1])
         if position == 1 and rows:

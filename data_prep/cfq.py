@@ -98,6 +98,7 @@ class CfqFiles(Sources):
 
     def dataset(self) -> Path:
         """The path of dataset.json in the folder, which is ``cfq`` or contains it. Raises DataError if it is absent."""
+        check_path("--raw-dir", self.raw_dir, "folder")
         for path in (self.raw_dir / "dataset.json", self.raw_dir / "cfq" / "dataset.json"):
             if path.is_file():
                 return path
@@ -282,7 +283,9 @@ def records(stream: BinaryIO, path: Path) -> Iterator[Json]:
     except DataError:
         raise  # of a broken archive
     except (ValueError, RecursionError) as error:
-        raise DataError(f"record {number:,} (counted from 0) cannot be read: {reason(error)}", path) from None
+        raise DataError(
+            f"record {number:,} (counted from 0) cannot be read: {reason(error)}; is the file complete?", path
+        ) from None
 
 
 def reason(error: Exception) -> str:

@@ -104,8 +104,9 @@ class OwnFields(Dataset):
                         paths[subset][name],
                     )
             check_target(paths[subset]["target"], of["input"], of["target"], options.periodic)
-            if subset != "train":
-                check_apart(paths[subset]["input"], of["input"], train["input"])
+            # The best checkpoint is chosen on valid, so no test may have a function of it.
+            for other in {"train": (), "valid": ("train",)}.get(subset, ("train", "valid")):
+                check_apart(paths[subset]["input"], of["input"], other, arrays[other]["input"])
         return Fields(
             arrays,
             dims=train["input"].ndim - 1,
@@ -118,12 +119,12 @@ class OwnFields(Dataset):
         )
 
 
-def check_apart(path: Path, inputs: np.ndarray, trained: np.ndarray) -> None:
-    """Raises DataError for a subset with a function of train."""
-    there = {function.tobytes() for function in trained}
+def check_apart(path: Path, inputs: np.ndarray, other: str, of_other: np.ndarray) -> None:
+    """Raises DataError for a subset with a function of another one."""
+    there = {function.tobytes() for function in of_other}
     for row, function in enumerate(inputs):
         if function.tobytes() in there:
-            raise DataError(f"function {row} is also one of train: leave it out of one of them", path)
+            raise DataError(f"function {row} is also one of {other}: leave it out of one of them", path)
 
 
 def check_shape(path: Path, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:

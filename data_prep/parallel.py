@@ -242,7 +242,7 @@ class Parallel(Dataset):
 
 def check_apart(held_out: Mapping[str, list[Pair]], sources: ParallelFiles) -> None:
     """Raises DataError if valid and test have the same sources: the best checkpoint would be chosen by the test."""
-    texts = [[pair.source for pair in pairs] for pairs in held_out.values()]
+    texts = [{pair.source for pair in pairs} for pairs in held_out.values()]
     if len(texts) == len(HELD_OUT) and texts[0] == texts[1]:
         path = sources.files["test_src"]
         raise DataError("--test-src has the same text as --valid-src: give another, or leave one of them out", path)

@@ -114,8 +114,6 @@ class TextCorpus(Material):
         """Raises DataError for a subset without text, or a subword that is a special symbol of fairseq."""
         for name, spans in self.spans.items():
             if not any(span.end > span.start for span in spans):
-                if spans:
-                    raise DataError("the file is empty", spans[0].path)
                 raise DataError(
                     f"subset {name} is empty: give a longer text, or another share (--valid-share, --test-share)"
                 )

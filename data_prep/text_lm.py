@@ -85,6 +85,8 @@ class TextFiles(Sources):
             for path in paths:
                 check_path(flag, path, "file")
                 check_unpacked(flag, path)
+                if not path.stat().st_size:
+                    raise DataError(f"{flag} is empty: give another file, or leave it out", path)
 
     @property
     def flags(self) -> dict[str, list[Path]]:

@@ -65,7 +65,7 @@ from data_prep.mathematics.generator import REGIMES, chunks
 from data_prep.mathematics.sample import describe, generate
 from data_prep.sources import OfficialFile, members
 from data_prep.subwords import SPACE
-from data_prep.text import decode_line
+from data_prep.text import check_beginning, decode_line
 
 ARCHIVE = OfficialFile(
     "mathematics_dataset-v1.0.tar.gz",
@@ -155,6 +155,7 @@ class MathematicsSources(Sources):
 
     def files(self, module: str) -> dict[str, Path]:
         """The files of a module in the folder, by place. Raises DataError for a missing one."""
+        check_path("--raw-dir", self.raw_dir, "folder")
         inside = self.raw_dir / FOLDER
         folder = inside if inside.is_dir() else self.raw_dir
         for place in places(module):
@@ -325,6 +326,8 @@ def parse(stream: BinaryIO, path: Path) -> Iterator[Pair]:
             raise DataError(
                 f"a line has {LONGEST_LINE:,} bytes or more, too long for a question or an answer", path, number
             )
+        if number == 1:
+            check_beginning(path, raw)
         line = decode_line(path, number, raw.removesuffix(b"\n")).strip(" ")
         if not line.isprintable() or SPACE in line:
             raise DataError(f"a character that cannot occur in a question or an answer: {shorten(line)}", path, number)

@@ -114,6 +114,16 @@ def test_missing_files(folder, run, tmp_path):
     assert result.code == 2 and "one of the arguments --archive --raw-dir is required" in result.err
 
 
+def test_test_stories_are_not_those_of_train(folder, run, tmp_path):
+    train, test = (
+        folder / "tasks_1-20_v1-2" / "en-10k" / f"qa1_single-supporting-fact_{part}.txt" for part in ("train", "test")
+    )
+    test.write_bytes(train.read_bytes())
+    result = prepare(run, tmp_path / "o", "--raw-dir", folder)
+    assert result.code == 1 and f"{test}: has the same stories as {train.name}" in result.err
+    assert not (tmp_path / "o").exists()
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
 def test_two_files_of_one_task(packed, folder, run, tmp_path):
     name, second = "qa1_single-supporting-fact_test.txt", "qa1_single-supporting-facts_test.txt"
@@ -151,6 +161,8 @@ def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
         ("1 Mary moved.\n" + "2" * 5_000 + " Where?\thall\t1\n", 2, "not a numbered sentence"),
         ("1 Mary moved.\n3 Where?\thall\t1\n", 2, "line 3 of a story follows line 1"),
         ("1 Where?\thall,\t1\n", 1, "an empty sentence or answer"),
+        ("1 Mary moved.\n2 Where?\thall\t", 2, "the facts of an answer are no numbers of sentences"),
+        ("1 Mary moved.\n2 Where?\thall\t1 Mary\n", 2, "the facts of an answer are no numbers of sentences"),
         ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story ends here without a question: is the file cut off?"),
         ("1 Mary moved.\n1 Where?\thall\t1\n", 1, "the story ends here without a question"),
         ("1 Where?\thall\t1\n2 Mary moved.\n3 John moved.\n", 3, "the story ends here without a question"),

@@ -193,6 +193,9 @@ def test_missing_files(run, fixture_folder: Path, tmp_path: Path) -> None:
     result = run("cfq", "--split", "mcd1", "--archive", tmp_path / "cfq1.1.tar.gz", *out)
     message = "--archive is not a file: nothing has this name; check it"
     assert result == (1, "", f"error: {tmp_path / 'cfq1.1.tar.gz'}: {message}\n")
+    result = run("cfq", "--split", "mcd1", "--raw-dir", tmp_path / "cfq", *out)
+    message = "--raw-dir is not a folder: nothing has this name; check it"
+    assert result == (1, "", f"error: {tmp_path / 'cfq'}: {message}\n")
     result = run("cfq", "--split", "mcd1", "--raw-dir", tmp_path, *out)
     assert result.code == 1 and f"{tmp_path}: has neither dataset.json nor cfq/dataset.json" in result.err
     result = run("cfq", "--split", "question_pattern_split", "--raw-dir", fixture_folder, *out)
@@ -260,7 +263,8 @@ def test_layout_of_the_official_file() -> None:
         ('[{"a": 1}', "record 1 (counted from 0) cannot be read: ',' or ']' expected, not 'the end'"),
         ('[{"a": 1} {"a": 2}]', "',' or ']' expected, not '{'"),
         ('[{"a": 1}, {"a": ', "record 1 (counted from 0) cannot be read: Expecting value"),
-        ('[{"a": 1}, {"a: 2}]', "record 1 (counted from 0) cannot be read: Unterminated string"),
+        ('[{"a": 1}, {"a: 2}]', "record 1 (counted from 0) cannot be read: Unterminated string starting at"),
+        ("\ufeff[", "cannot be read: '[' expected, not '\\ufeff'; is the file complete?"),
         ("[{'a': 1}]", "record 0 (counted from 0) cannot be read: Expecting property name"),
         ('[{"a": 1}] x', "the file continues after the list of 1 records"),
         ('[{"a": 1}][', "the file continues after the list of 1 records"),

@@ -103,6 +103,12 @@ def test_wrong_line(line: bytes, message: str, number: int) -> None:
     assert len(str(caught.value)) < 200
 
 
+def test_byte_order_mark() -> None:
+    with pytest.raises(DataError) as caught:
+        list(parse(io.BytesIO("\ufeffWhat is 2?\n2\n".encode()), FILE))
+    assert caught.value.line == 1 and "starts with a byte order mark" in caught.value.message
+
+
 def test_question_without_answer() -> None:
     with pytest.raises(DataError) as caught:
         list(parse(io.BytesIO(b"What is 2?\n2\nWhat is 3?\n"), FILE))
@@ -267,6 +273,8 @@ def test_archive_and_folder(run, archive, tmp_path: Path) -> None:
         assert manifest(again)["membership"].startswith("those of your files")
     changed = tmp_path / "unpacked" / FOLDER / next(iter(places(MODULE)))
     changed.write_bytes(changed.read_bytes().replace(b"What", b"Whit"))
+    refused = run(*options, "--raw-dir", tmp_path / "absent", "--raw-only", "--out", again)
+    assert refused.code == 1 and "--raw-dir is not a folder: nothing has this name" in refused.err
     refused = run(*options, "--raw-dir", tmp_path / "unpacked", "--raw-only", "--out", again)
     assert refused.code == 1 and "source_sha256 is" in refused.err
 

@@ -124,12 +124,16 @@ def test_files_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
             "test.input.npy: function 0 is also one of train",
         ),
         (
+            lambda folder: np.save(folder / "test.input.npy", np.load(folder / "valid.input.npy")),
+            "test.input.npy: function 0 is also one of valid",
+        ),
+        (
             lambda folder: (folder / "test_12.input.npy").unlink(),
             "has no test_12.input.npy: every subset needs an input",
         ),
         (lambda folder: (folder / "train.input.npy").write_bytes(b"PK\x03\x04"), "is no complete .npy file of numbers"),
     ],
-    ids="leak lone-target archive".split(),
+    ids="leak of-valid lone-target archive".split(),
 )
 def test_folders_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine", 16)

@@ -345,6 +345,15 @@ def test_valid_and_test_are_not_one_text(run, files: list[object], tmp_path: Pat
     assert result.code == 1 and f"{files[5]}: --test-src has the same text as --valid-src" in result.err
 
 
+def test_valid_and_test_are_not_one_text_in_another_order(run, files: list[object], tmp_path: Path) -> None:
+    turned = [tmp_path / f"turned.{side}" for side in ("src", "tgt")]
+    for path, file in zip(turned, (files[5], files[7]), strict=True):
+        path.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+    options = ["--valid-src", turned[0], "--valid-tgt", turned[1], "--raw-only", "--out", tmp_path / "out"]
+    result = run("parallel", *files, *options)
+    assert result.code == 1 and "--test-src has the same text as --valid-src" in result.err
+
+
 def test_valid_and_test_are_not_one_packed_text(run, files: list[object], tmp_path: Path) -> None:
     packed = [tmp_path / f"packed.{side}.gz" for side in ("src", "tgt")]
     for path, file in zip(packed, (files[5], files[7]), strict=True):

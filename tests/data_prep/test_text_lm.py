@@ -294,6 +294,7 @@ def test_same_request_same_folder(run, text, tmp_path: Path) -> None:
         (b"a\n" * 99, ["--valid-input", "FILE"], 1, "--valid-input has the same text as --input"),
         (b"a\n" * 99, ["--input", "FILE", "FILE"], 1, "--input is given twice"),
         (b"a\n", [], 1, "subset valid is empty"),
+        (b"", [], 1, "text: --input is empty: give another file, or leave it out"),
         (gzip.compress(b"a\n" * 99, mtime=0), [], 1, "--input is packed (gzip): unpack it, and name the unpacked file"),
         (lzma.compress(b"a\n"), ["--unit", "sentencepiece"], 1, "--input is packed (xz)"),
         (bz2.compress(b"a\n"), [], 1, "--input is packed (bzip2)"),
