@@ -32,7 +32,7 @@ from fairseq_sg.analysis.options import Parser, finish, from_0
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.figures import COLOURS, grid, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
-from fairseq_sg.files import read_manifest, write_json
+from fairseq_sg.files import check_writable, read_manifest, write_json
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
 
@@ -77,6 +77,9 @@ def write_checkpoint(args: argparse.Namespace) -> None:
     """Writes the checkpoint of one construction. Raises UsageError for a folder of another language."""
     if args.bits is not None and args.layer_norm_eps != 0:
         raise UsageError("--bits needs --layer-norm-eps 0: give it, or leave --bits out")
+    check_writable(f"--out {args.out}", args.out)
+    if args.out.suffix != ".pt":
+        raise UsageError(f"--out {args.out} is a checkpoint: name a file that ends in .pt")
     task = tasks.setup_task(_configuration(args.data, {}).task)
     made_by = read_manifest(args.data).get("request", {}).get("dataset", args.command)
     if made_by != args.command:
@@ -219,6 +222,7 @@ def write_figures(args: argparse.Namespace) -> None:
     if args.longest < 10:
         raise UsageError(f"--longest is {args.longest}: choose 10 or more, which all panels have")
     pyplot()  # before minutes of computing, not after them
+    check_writable(f"{args.prefix}.json", f"{args.prefix}.json")
     found = {
         "by_length": by_length(lengths),
         "around_one_weight": {n: around_one_weight(n) for n in (10, 30, 100) if n <= args.longest},

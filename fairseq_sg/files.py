@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,13 @@ def check_writable(what: str, path: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
+
+
+def check_not_read(what: str, path: str | Path, read: Iterable[str | Path]) -> None:
+    """Raises UsageError if ``path``, to be written, is one of the files that the command reads."""
+    for file in read:
+        if os.path.exists(path) and os.path.exists(file) and os.path.samefile(path, file):
+            raise UsageError(f"{what} would overwrite {file}, which the command reads: name another file")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -20,6 +20,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from fairseq_sg import ranges
+from fairseq_sg.registry import Mechanism, Registry
 
 #: kind of owner -> its heading in docs/options.md, and the page that explains it, if one does.
 CHAPTERS = {
@@ -80,11 +81,17 @@ def owners() -> list[Owner]:
     architectures = dict.fromkeys(arch for model in models for arch in (model, *ARCH_MODEL_INV_REGISTRY[model]))
     found = [Owner("model", name, ("--arch",)) for name in architectures]
     for registry in REGISTRIES:
-        flags = tuple(registry.option.split(", "))
-        found += [Owner(registry.kind, name, flags, cls.paper) for name, cls in registry.items()]
+        for name, cls in registry.items():
+            found.append(Owner(registry.kind, name, tuple(_choosers(registry, cls)), cls.paper))
     for kind, (classes, _) in _registered().items():
         found += [Owner(kind, name, (ranges.flag(kind),), getattr(cls, "paper", "")) for name, cls in classes.items()]
     return found
+
+
+def _choosers(registry: Registry, cls: type[Mechanism]) -> list[str]:
+    """The options that can choose a mechanism: an attention has one for each of its ``roles``."""
+    flags = registry.option.split(", ")
+    return [flag for flag in flags if flag[2:].partition("-")[0] in cls.roles] if hasattr(cls, "roles") else flags
 
 
 def plugin_sections() -> list[Section]:

@@ -4,7 +4,10 @@ Every command first makes arrays and facts, which are also available from Python
 for one pass observe the model (``record``), so the analysis adds no cost to training.
 """
 
-from fairseq_sg.analysis.checkpoint import Loaded, load, read_sentence
-from fairseq_sg.analysis.record import record
+from fairseq_sg import compat
+
+with compat.unchanged_logging():
+    from fairseq_sg.analysis.checkpoint import Loaded, load, read_sentence
+    from fairseq_sg.analysis.record import record
 
 __all__ = ["Loaded", "load", "read_sentence", "record"]

@@ -24,6 +24,7 @@ or OUT.svg. COMMAND --help lists the options of a command.
 from __future__ import annotations
 
 import argparse
+import filecmp
 import glob
 import logging
 import os
@@ -54,7 +55,7 @@ from fairseq_sg.analysis.checkpoint import absent, load
 from fairseq_sg.analysis.options import Command, Parser, add_model, finish, of_pictures
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
-from fairseq_sg.files import check_writable
+from fairseq_sg.files import check_not_read, check_writable
 
 COMMANDS = {
     "maps": attention_maps,
@@ -133,6 +134,7 @@ def run(args: argparse.Namespace) -> None:
         plots.require_matplotlib()
     of_missing = getattr(module, "absent", absent)
     models = named(args.checkpoint, of_missing) if isinstance(args.checkpoint, list) else {"": [args.checkpoint]}
+    models = {name: without_copies(name, paths) for name, paths in models.items()}
     prefix, form, alone = destination(models, args)
     args.prefix = prefix
     useless = [name for name in args.of_pictures if getattr(args, name)] if form == "none" else []
@@ -179,9 +181,7 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
             raise UsageError(f"--out is {args.out!r}, which names no file: give one, such as {prefix}{args.command}")
     written = f"{prefix}.npz"
     check_writable(f"--out {args.out}" if args.out else f"{written} (choose another place with --out)", written)
-    for path in (path for paths in models.values() for path in paths):
-        if os.path.exists(written) and os.path.exists(path) and os.path.samefile(written, path):
-            raise UsageError(f"--out {args.out} would overwrite {path}, which the command reads: choose another --out")
+    check_not_read(f"--out {args.out}", written, (path for paths in models.values() for path in paths))
     return prefix, form or "png", alone
 
 
@@ -221,6 +221,19 @@ def named(words: Sequence[str], of_missing: Callable[[str], str] = absent) -> di
             raise UsageError(of_missing(word))
         models.setdefault(name, []).extend(found)
     return models
+
+
+def without_copies(name: str, paths: Sequence[str]) -> list[str]:
+    """The files of a model without copies, as fairseq's last and best checkpoints may be; prints what it leaves out."""
+    kept: list[str] = []
+    for path in paths:
+        files = filter(os.path.isfile, kept) if os.path.isfile(path) else ()
+        copied = next((file for file in files if filecmp.cmp(file, path, shallow=False)), None)
+        if copied is None:
+            kept.append(path)
+        else:
+            print(f"{name}: {path} is left out, as it is a copy of {copied}")
+    return kept
 
 
 def main(line: Sequence[str] | None = None) -> int:

@@ -149,4 +149,9 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
         at = np.array(points)[order]
         curves = {model: (at, np.array([means[number][model] for number in order]).T) for model in means[0]}
         figures["grids"] = plots.errors({"": plots.Lines(curves, {}, "points a side")}, "relative error")
+    if not figures:
+        raise UsageError(
+            "models are compared by the error on several grids, and there is one: add subsets with others to --subset, "
+            "or give --format none"
+        )
     return figures

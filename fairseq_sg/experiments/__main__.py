@@ -38,6 +38,9 @@ from fairseq_sg.experiments.records import diverged, evaluated, result_of, saved
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import check_writable
 
+#: The folder of results files; an installed package may have none.
+RESULTS = Path("results")
+
 
 def make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
@@ -45,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
 
     one = commands.add_parser("list", help="the recipes, and what was run of them")
-    one.add_argument("--results", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
+    one.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")
 
     for name, what in (
         ("show", "print the plan and every command; run and write nothing"),
@@ -90,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("render", help="make pages and pictures from results files, without the runs")
     one.add_argument("files", type=Path, nargs="*", metavar="FILE", help="results files (default: all of results/)")
-    one.add_argument("--results", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
+    one.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")
 
     one = commands.add_parser("compare", help="the common numbers of two results files")
     one.add_argument("a", type=Path, metavar="A")
@@ -135,6 +138,8 @@ def has_gpu() -> bool:
 def list_recipes(args: argparse.Namespace) -> int:
     from fairseq_sg.experiments import render
 
+    if args.results != RESULTS and not args.results.is_dir():
+        raise UsageError(f"--results {args.results}: there is no such folder")
     rows = [["recipe", "trainings", "done", "title"]]
     files = render.read_all(args.results) if args.results.is_dir() else {}
     for recipe, planned, _, done in render.overview(files):

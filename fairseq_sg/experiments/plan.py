@@ -17,6 +17,9 @@ from fairseq_sg.experiments.run import Run, on, schedule, values_of
 from fairseq_sg.experiments.schema import DECODED, Recipe, Row, filled
 from fairseq_sg.files import read_manifest
 
+#: The largest number of seeds; a larger one is meant as a seed.
+MOST_SEEDS = 100
+
 
 @dataclass
 class Trial:
@@ -77,10 +80,10 @@ class Plan:
             UsageError: a folder needs a file from the user, cannot be made, or holds other data; there is no
                 ``user_dir``; a training needs a GPU.
         """
-        for row in self.rows if self.device == "cpu" else ():
-            if any("--amp" in self.recipe.arguments_of(row, data) for data in self.recipe.data_of(row)):
+        for trial in self.trials() if self.device == "cpu" else ():
+            if "--amp" in trial.run.arguments:
                 raise UsageError(
-                    f"the row {row!r} trains with --amp, which needs a GPU: give --device cuda where there is one"
+                    f"the row {trial.row!r} trains with --amp, which needs a GPU: give --device cuda where there is one"
                 )
         own = self.recipe.user_dir
         if own and not Path(own).is_dir():
@@ -273,6 +276,8 @@ def read_seeds(text: str) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*,?", text) or not text.strip("0"):
         raise UsageError(f"--seeds is {text!r}: it must be a number of seeds, or a list as 4,5,6 (one seed: 4,)")
     if "," not in text:
+        if int(text) > MOST_SEEDS:
+            raise UsageError(f"--seeds {text} is the seeds 1 to {text}: for this seed alone, give --seeds {text},")
         return list(range(1, int(text) + 1))
     return list(dict.fromkeys(int(seed) for seed in text.strip(",").split(",")))
 
@@ -281,7 +286,7 @@ def as_seeds(seeds: list[int]) -> str:
     """The text of ``read_seeds``: 3 for 1, 2, 3."""
     return (
         str(len(seeds))
-        if seeds == list(range(1, len(seeds) + 1))
+        if seeds == list(range(1, len(seeds) + 1)) and len(seeds) <= MOST_SEEDS
         else ",".join(map(str, seeds)) + "," * (len(seeds) == 1)
     )
 

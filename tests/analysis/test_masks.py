@@ -613,7 +613,7 @@ def test_the_masked_model_does_not_replace_the_model(saved, command, tmp_path):
     shutil.copy(saved("softmax"), model)
     before = model.read_bytes()
     error = command("masks", model, *SHORT, "--save-checkpoint", f"{tmp_path}/./model.pt", code=1)
-    assert "is the model itself: name another file" in error and model.read_bytes() == before
+    assert "which the command reads: name another file" in error and model.read_bytes() == before
 
 
 def test_halves_need_layers(saved, command, tmp_path):

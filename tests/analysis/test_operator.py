@@ -96,6 +96,12 @@ def test_models_are_compared():
     assert operator.combine({"a": [invented(1.0, 2.0)], "b": [invented(1.0, 2.0, size=1 + 1e-6)]})
 
 
+def test_a_comparison_on_one_grid_has_no_picture():
+    found = Result(facts={"subsets": {"test": {"points": 8, "models": {"a": [0.1], "b": [0.2]}}}, "dims": 1})
+    with pytest.raises(UsageError, match="there is one: add subsets with others to --subset"):
+        operator.draw(found, ARGS)
+
+
 def test_curves_are_in_the_order_of_grids():
     found = invented(1.0, 2.0, points=(64, 32))
     found.arrays = {name: np.zeros((1, 2)) for name in ("test.input", "test.target", "test.prediction")}
@@ -131,15 +137,19 @@ def test_pictures_of_two_dimensions(tmp_path):
     assert maps[7].get_clim() == (-abs(error).max(), abs(error).max())
 
 
-def test_the_command(saved, tmp_path, capsys):
+def test_the_command(saved, folder, tmp_path, capsys):
     common = ["--device", "cpu", "--subset", "test,test_64"]
     assert main(["operator", str(saved), *common, "--out", str(tmp_path / "one")]) == 0
     names = ["one.grids.png", "one.json", "one.npz", "one.samples.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert json.loads((tmp_path / "one.json").read_text())["command"] == "operator"
-    several = [f"a={saved}", str(saved), f"b={saved}", *common, "--format", "none", "--out", str(tmp_path / "two")]
-    assert main(["operator", *several]) == 0
-    assert {"a.1.test.errors", "a.2.test.errors", "b.1.test_64.errors"} <= set(np.load(tmp_path / "two.npz"))
+    second, copy = checkpoint(tmp_path / "second.pt", folder, "operator", "--seed", "2"), tmp_path / "copy.pt"
+    copy.write_bytes(saved.read_bytes())
+    several = [f"a={saved}", str(second), str(copy), f"b={saved}", *common, "--format", "none", "--out"]
+    assert main(["operator", *several, str(tmp_path / "two")]) == 0
+    assert f"a: {copy} is left out, as it is a copy of {saved}" in capsys.readouterr().out
+    found = set(np.load(tmp_path / "two.npz"))
+    assert {"a.1.test.errors", "a.2.test.errors", "b.1.test_64.errors"} <= found and "a.3.test.errors" not in found
 
 
 def test_wrong_models_functions_and_subsets(loaded, saved, tmp_path, capsys):

@@ -195,7 +195,8 @@ def test_the_command(saved, folder, tmp_path, capsys):
     assert main(["regression", str(saved), "--device", "cpu", "--out", str(tmp_path / "s"), "--scales", "2"]) == 0
     assert {path.name for path in tmp_path.glob("s.*")} == {"s.json", "s.npz", "s.png", "s.scales.png"}
     assert "2 tests of 21 prompts" in capsys.readouterr().out
-    several = [f"a={saved}", str(saved), f"b={saved}", "--device", "cpu", "--format", "none", "--out"]
+    second = checkpoint(tmp_path / "second.pt", folder, "regressor", "--seed", "2")
+    several = [f"a={saved}", str(second), f"b={saved}", "--device", "cpu", "--format", "none", "--out"]
     assert main(["regression", *several, str(tmp_path / "two")]) == 0
     assert "examples       a       b  least_squares" in capsys.readouterr().out
     assert {"a.1.test.errors", "a.2.test.errors", "b.1.test.averaging"} <= set(np.load(tmp_path / "two.npz"))

@@ -421,6 +421,12 @@ def test_the_options_command_with_a_name_that_has_only_shared_ones():
     assert listed("sg_lstm_ctl")[2].splitlines()[0] == "model sg_lstm_ctl, chosen by --arch"
 
 
+def test_the_options_command_names_the_roles_of_an_attention():
+    roles = "--encoder-attention, --decoder-attention"
+    assert listed("geometric")[2].startswith(f"attention geometric, chosen by {roles} (Csordás")
+    assert listed("linear")[2].startswith(f"attention linear, chosen by {roles}, --cross-attention (")
+
+
 def test_the_options_command_with_an_unknown_name():
     code, _, printed = listed("lineer")
     assert code == 2

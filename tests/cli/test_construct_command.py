@@ -84,6 +84,12 @@ def test_a_construction_is_a_checkpoint_like_others(folder, tmp_path):
     [
         (["parity", "first", "--out", "x.pt"], "first has first, not parity: give a folder of data_prep parity"),
         (["parity", "nowhere", "--out", "x.pt"], "there is no folder nowhere: prepare it with"),
+        (
+            ["parity", "parity", "--out", "parity/dataset.json"],
+            "dataset.json is a checkpoint: name a file that ends in .pt",
+        ),
+        (["parity", "parity", "--out", "parity"], "--out parity is a folder: name a file"),
+        (["figures", "first/dataset.json/f"], "first/dataset.json/f.json cannot be written: "),
         (["parity", "parity", "--out", "x.pt", "--bits", "0.1"], "--bits needs --layer-norm-eps 0: give it"),
         (["parity", "parity", "--out", "x.pt", "--layer-norm-eps", "0", "--bits", "1"], "1.0 bits is out of reach"),
         (["figures", "x", "--longest", "0"], "--longest is 0: choose 10 or more"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers.commands import evaluation, metrics, succeed
+from helpers.commands import evaluation, metrics, run, succeed
 
 
 def test_it_agrees_with_fairseq_validate_to_the_sample(trained, data, tmp_path):
@@ -23,4 +23,9 @@ def test_it_agrees_with_fairseq_validate_to_the_sample(trained, data, tmp_path):
         assert values["nll_loss"] == pytest.approx(expected["nll_loss"], abs=1e-4)
         assert f"{expected['accuracy']:.2f}" in printed and f"{values['nll_loss']:.4f}" in printed
     assert 0 < found["valid"]["right"] < 101
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes(before := checkpoint.read_bytes())
+    refused = run("fairseq_sg.evaluate", copy, "--cpu", "--json", copy)
+    assert refused.code == 1 and f"--json {copy} would overwrite {copy}, which the command reads" in refused.err
+    assert copy.read_bytes() == before
     assert [line for line in log.splitlines() if "units: loss " in line and "accuracy, % of sentences" in line]

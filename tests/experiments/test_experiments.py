@@ -60,6 +60,7 @@ def test_list(here, capsys, monkeypatch):
     assert found[-1].endswith(table.title)
     (here / "results" / "broken.json").write_text("[")
     assert "broken.json: not a results file" in refused(capsys, "list")
+    assert "--results absent: there is no such folder" in refused(capsys, "list", "--results", "absent")
 
 
 # show

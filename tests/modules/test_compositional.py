@@ -170,6 +170,8 @@ def test_autocast_in_full_and_in_steps(role):
             {"retrieval_score": "concat", "retrieval_dim": 8},
             "--retrieval-dim 8 has no effect without --retrieval-score dot",
         ),
+        ({"retrievals": 1, "retrieval_dim": 8}, "have no effect with --retrievals 1: leave them out"),
+        ({"retrievals": 1, "retrieval_score": "concat"}, "have no effect with --retrievals 1: leave them out"),
     ],
 )
 def test_errors_name_the_option(options, message):

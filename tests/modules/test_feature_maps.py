@@ -582,7 +582,9 @@ def test_wrong_options_are_named(name, options, message):
 def test_widths_that_no_map_can_have_are_refused():
     with pytest.raises(ValueError, match="--feature-map rebased .*: choose --feature-dim 2 or more"):
         build_feature_map("rebased", 1)
-    with pytest.raises(ValueError, match="--performer-features is None, for Queries of width 5"):
+    with pytest.raises(ValueError, match="--feature-map dpfp makes only zeros of one number"):
+        build_feature_map("dpfp", 1)
+    with pytest.raises(ValueError, match="--performer-features is 5 by default, for Queries of width 5"):
         build_feature_map("performer", 5)
 
 

@@ -314,6 +314,13 @@ def test_noise_of_the_noisy_gate():
     assert torch.equal(module.eval().logits(x), x @ module.w3.t())
 
 
+def test_one_expert_of_the_noisy_gate_is_for_evaluation_alone():
+    module = layer("noisy_topk", k=1)
+    with pytest.raises(UsageError, match="--moe-k 1 leaves the selection of noisy_topk without a gradient"):
+        module.train()(tokens())
+    assert module.eval()(tokens()).isfinite().all()
+
+
 # Losses and statistics.
 
 

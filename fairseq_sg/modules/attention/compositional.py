@@ -89,6 +89,8 @@ class CompositionalAttention(SoftmaxAttentionBase):
         ranges.check(CompositionalOptions, given)
         if retrieval_dim is not None and retrieval_score != "dot":
             raise UsageError(f"--retrieval-dim {retrieval_dim} has no effect without --retrieval-score dot")
+        if retrievals == 1 and (retrieval_dim is not None or retrieval_score != "dot"):
+            raise UsageError("--retrieval-dim and --retrieval-score have no effect with --retrievals 1: leave them out")
         width = 32 if retrieval_dim is None else retrieval_dim
         super().__init__(embed_dim, num_heads, value_heads=retrievals, **kwargs)
         if retrieval_score == "dot":

@@ -35,7 +35,7 @@ class DPFPFeatureMap(FeatureMap):
         dpfp_nu: ν, from 1 to 2D − 1.
 
     Raises:
-        UsageError: another ν.
+        UsageError: another ν; D = 1, where all features are 0.
     """
 
     paper = "Schlag et al. 2021"
@@ -43,6 +43,8 @@ class DPFPFeatureMap(FeatureMap):
 
     def __init__(self, head_dim: int, *, dpfp_nu: int = 1):
         super().__init__(head_dim)
+        if head_dim < 2:
+            raise UsageError("--feature-map dpfp makes only zeros of one number: choose --feature-dim 2 or more")
         if not 1 <= dpfp_nu < 2 * head_dim:
             raise UsageError(
                 f"--dpfp-nu is {dpfp_nu}: for Queries of width {head_dim} choose from 1 to {2 * head_dim - 1}"

@@ -62,8 +62,8 @@ class PerformerFeatureMap(FeatureMap):
         self.features = head_dim if performer_features is None else performer_features
         if self.features < 2 or self.features % 2:
             raise UsageError(
-                f"--performer-features is {performer_features}, for Queries of width {head_dim}: "
-                "choose an even number from 2"
+                f"--performer-features is {self.features}{' by default' * (performer_features is None)}, for Queries "
+                f"of width {head_dim}: choose an even number from 2"
             )
         self.redraw_every = _updates(performer_redraw)
         self.updates = self.drawn_at = 0

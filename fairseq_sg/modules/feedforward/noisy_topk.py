@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.feedforward.base import register_feedforward
 from fairseq_sg.modules.feedforward.moe import MixtureOfExperts, batch_mean, softmax_of_top_k
 
 
 @register_feedforward("noisy_topk")
 class NoisyTopK(MixtureOfExperts):
-    """See the module's docstring, and `MixtureOfExperts`."""
+    """See the module's docstring, and `MixtureOfExperts`. UsageError in training with K = 1."""
 
     paper = "Shazeer et al. 2017; Csordás 2023, 7.3"
     loss_name = "expert_load"
@@ -41,6 +42,11 @@ class NoisyTopK(MixtureOfExperts):
         return super().logits(x)
 
     def select(self, logits, real):
+        if self.training and self.k == 1:
+            raise UsageError(
+                "--moe-k 1 leaves the selection of noisy_topk without a gradient, as the softmax of one logit is 1: "
+                "choose 2 or more"
+            )
         return softmax_of_top_k(logits, self.k, self.kept(logits))
 
     def balance(self, logits, chosen, routing, real):
