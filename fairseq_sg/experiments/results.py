@@ -122,7 +122,7 @@ def read(path: Path) -> Results:
         scale = float(content["steps_scale"])
         return Results(recipe, scale, content["records"], content["note"], content["bleu"])
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: give a results file, such as results/quickstart.json") from None
+        raise UsageError(f"{path}: {error.strerror}: give a results file of fairseq_sg.experiments") from None
     except RecipeError:
         raise
     except (ValueError, KeyError, TypeError) as error:

@@ -17,8 +17,8 @@ from fairseq_sg.ops.dispatch import AUTO, choose, declare
 from fairseq_sg.ops.precision import autocast_disabled, autocast_dtype
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
 
-# Mean number of rows of a matrix from which blocks are faster than a grouped product on a CPU. On one thread, forward
-# and backward of mixtures: 1.1 to 1.2 times as fast from 500 rows on, and 0.5 to 0.7 times up to 100.
+# Mean number of rows of a matrix from which blocks are faster than a grouped product on a CPU, for matrices of 512 by
+# 128. Narrow ones need more rows (docs/feedforward.md); `python -m fairseq_sg.kernels tune` measures your machine.
 FEW_ROWS = 256
 
 
