@@ -86,8 +86,8 @@ class BabiFiles(Sources):
             for part in ("train", "test"):
                 if (task, part) not in found:
                     raise DataError(f"has no file qa{task}_…_{part}.txt of {set_name}", self.archive or self.raw_dir)
-            (train, stories), (test, tested) = (found[task, part] for part in ("train", "test"))
-            if stories == tested:
+            (train, trained), (test, tested) = (found[task, part] for part in ("train", "test"))
+            if trained == tested:
                 raise DataError(f"has the same stories as {train.name}: give the published files", test)
         return found
 

@@ -95,6 +95,7 @@ class OwnFields(Dataset):
         arrays = {subset: {name: sources.read(path) for name, path in of.items()} for subset, of in paths.items()}
         train = arrays["train"]
         check_shape(paths["train"]["input"], train["input"].shape, (2, 3))
+        fitted: dict[bytes, str] = {}  # function -> train or valid, on which the best checkpoint is chosen
         for subset, of in arrays.items():
             for name, values in of.items():
                 check_shape(paths[subset][name], values.shape, (train["input"].ndim,))
@@ -104,9 +105,9 @@ class OwnFields(Dataset):
                         paths[subset][name],
                     )
             check_target(paths[subset]["target"], of["input"], of["target"], options.periodic)
-            # The best checkpoint is chosen on valid, so no test may have a function of it.
-            for other in {"train": (), "valid": ("train",)}.get(subset, ("train", "valid")):
-                check_apart(paths[subset]["input"], of["input"], other, arrays[other]["input"])
+            check_apart(paths[subset]["input"], of["input"], fitted)
+            if subset in ("train", "valid"):
+                fitted |= {function.tobytes(): subset for function in of["input"]}
         return Fields(
             arrays,
             dims=train["input"].ndim - 1,
@@ -119,12 +120,12 @@ class OwnFields(Dataset):
         )
 
 
-def check_apart(path: Path, inputs: np.ndarray, other: str, of_other: np.ndarray) -> None:
-    """Raises DataError for a subset with a function of another one."""
-    there = {function.tobytes() for function in of_other}
+def check_apart(path: Path, inputs: np.ndarray, others: dict[bytes, str]) -> None:
+    """Raises DataError for a function of another subset: function -> subset."""
     for row, function in enumerate(inputs):
-        if function.tobytes() in there:
-            raise DataError(f"function {row} is also one of {other}: leave it out of one of them", path)
+        if function.tobytes() in others:
+            subset = others[function.tobytes()]
+            raise DataError(f"function {row} is also one of {subset}: leave it out of one of them", path)
 
 
 def check_shape(path: Path, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:

@@ -31,7 +31,7 @@ from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
-from fairseq_sg.files import check_not_read, check_writable, read_manifest, write_json
+from fairseq_sg.files import check_writable, read_manifest, write_json
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.sg_language_modeling import UNITS
@@ -77,8 +77,7 @@ def make_parser() -> Command:
 def run(args: argparse.Namespace) -> None:
     """Measures, prints the table, and writes the numbers."""
     if args.json:
-        check_writable(f"--json {args.json}", args.json)
-        check_not_read(f"--json {args.json}", args.json, [args.checkpoint])
+        check_writable(f"--json {args.json}", args.json, read=[args.checkpoint])
     device = "cpu" if args.cpu else "auto"
     loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, ("words", "text", "images"))
     names = choose_subsets(loaded, args.subset)

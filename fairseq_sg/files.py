@@ -32,10 +32,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def check_writable(what: str, path: str | Path) -> None:
+def check_writable(what: str, path: str | Path, read: Iterable[str | Path] = ()) -> None:
     """Raises UsageError for a folder, and where no file can be made; folders above ``path`` may not exist yet.
 
-    ``what`` names the option and the file.
+    So it does for one of the files ``read``, which the command reads. ``what`` names the option and the file.
     """
     if os.path.isdir(path):
         raise UsageError(f"{what} is a folder: name a file")
@@ -46,10 +46,6 @@ def check_writable(what: str, path: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(f"{what} cannot be written: {folder}: {os.strerror(error.errno)}") from error
-
-
-def check_not_read(what: str, path: str | Path, read: Iterable[str | Path]) -> None:
-    """Raises UsageError if ``path``, to be written, is one of the files that the command reads."""
     for file in read:
         if os.path.exists(path) and os.path.exists(file) and os.path.samefile(path, file):
             raise UsageError(f"{what} would overwrite {file}, which the command reads: name another file")

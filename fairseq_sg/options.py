@@ -82,16 +82,17 @@ def owners() -> list[Owner]:
     found = [Owner("model", name, ("--arch",)) for name in architectures]
     for registry in REGISTRIES:
         for name, cls in registry.items():
-            found.append(Owner(registry.kind, name, tuple(_choosers(registry, cls)), cls.paper))
+            found.append(Owner(registry.kind, name, _choosers(registry, cls), cls.paper))
     for kind, (classes, _) in _registered().items():
         found += [Owner(kind, name, (ranges.flag(kind),), getattr(cls, "paper", "")) for name, cls in classes.items()]
     return found
 
 
-def _choosers(registry: Registry, cls: type[Mechanism]) -> list[str]:
+def _choosers(registry: Registry, cls: type[Mechanism]) -> tuple[str, ...]:
     """The options that can choose a mechanism: an attention has one for each of its ``roles``."""
-    flags = registry.option.split(", ")
-    return [flag for flag in flags if flag[2:].partition("-")[0] in cls.roles] if hasattr(cls, "roles") else flags
+    roles = getattr(cls, "roles", None)
+    options = (name for name in registry.choosers if roles is None or name.partition("_")[0] in roles)
+    return tuple(map(ranges.flag, options))
 
 
 def plugin_sections() -> list[Section]:

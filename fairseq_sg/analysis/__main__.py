@@ -55,7 +55,7 @@ from fairseq_sg.analysis.checkpoint import absent, load
 from fairseq_sg.analysis.options import Command, Parser, add_model, finish, of_pictures
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
-from fairseq_sg.files import check_not_read, check_writable
+from fairseq_sg.files import check_writable
 
 COMMANDS = {
     "maps": attention_maps,
@@ -180,8 +180,8 @@ def destination(models: Mapping[str, Sequence[str]], args: argparse.Namespace) -
         if not os.path.basename(prefix):
             raise UsageError(f"--out is {args.out!r}, which names no file: give one, such as {prefix}{args.command}")
     written = f"{prefix}.npz"
-    check_writable(f"--out {args.out}" if args.out else f"{written} (choose another place with --out)", written)
-    check_not_read(f"--out {args.out}", written, (path for paths in models.values() for path in paths))
+    what = f"--out {args.out}" if args.out else f"{written} (choose another place with --out)"
+    check_writable(what, written, read=(path for paths in models.values() for path in paths))
     return prefix, form or "png", alone
 
 

@@ -39,7 +39,7 @@ from fairseq_sg.analysis.result import Result
 from fairseq_sg.checkpoints import read
 from fairseq_sg.errors import UsageError, in_one_line
 from fairseq_sg.evaluate import SENTENCE_COLUMNS, TEXT_COLUMNS, by_type, choose_subsets, scores, summary
-from fairseq_sg.files import check_not_read, check_writable, replacing
+from fairseq_sg.files import check_writable, replacing
 from fairseq_sg.modules.masks import (
     CHOICES,
     Masks,
@@ -166,8 +166,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             raise UsageError(
                 "--save-checkpoint writes the model's own options, and not those of --model-overrides: leave one out"
             )
-        check_writable(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint)
-        check_not_read(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint, [args.checkpoint])
+        check_writable(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint, read=[args.checkpoint])
     parameters, idle = maskable(loaded, args.parameters)
     if args.halves:
         halves(parameters)  # refuses a model without layers of their own before the masks are trained

@@ -130,10 +130,13 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
 
 
 def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
-    """``samples``: functions of the first subset. ``grids``: the error by resolution, where there are several."""
+    """``samples``: functions of the first subset, of one model. ``grids``: the error by resolution, where there are
+    several, and of several models.
+    """
     subsets, figures = result.facts["subsets"], {}
     name = next(iter(subsets))
-    if "models" not in subsets[name]:
+    compared = "models" in subsets[name]
+    if not compared:
         parts = {part: result.arrays[f"{name}.{part}"] for part in ("input", "target", "prediction")}
         titles = [f"{name} {number}" for number in result.facts["samples"]]
         if result.facts["dims"] == 1:
@@ -142,16 +145,11 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
         else:
             figures["samples"] = plots.fields(**parts, titles=titles)
     points = [entry["points"] for entry in subsets.values()]
-    if len(set(points)) > 1:
+    if compared or len(set(points)) > 1:
         # model -> the mean error of every seed, by subset, from the coarsest grid on
         means = [entry.get("models") or {"model": [entry["mean"]]} for entry in subsets.values()]
         order = np.argsort(points, kind="stable")
         at = np.array(points)[order]
         curves = {model: (at, np.array([means[number][model] for number in order]).T) for model in means[0]}
         figures["grids"] = plots.errors({"": plots.Lines(curves, {}, "points a side")}, "relative error")
-    if not figures:
-        raise UsageError(
-            "models are compared by the error on several grids, and there is one: add subsets with others to --subset, "
-            "or give --format none"
-        )
     return figures

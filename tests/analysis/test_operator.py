@@ -96,10 +96,11 @@ def test_models_are_compared():
     assert operator.combine({"a": [invented(1.0, 2.0)], "b": [invented(1.0, 2.0, size=1 + 1e-6)]})
 
 
-def test_a_comparison_on_one_grid_has_no_picture():
-    found = Result(facts={"subsets": {"test": {"points": 8, "models": {"a": [0.1], "b": [0.2]}}}, "dims": 1})
-    with pytest.raises(UsageError, match="there is one: add subsets with others to --subset"):
-        operator.draw(found, ARGS)
+def test_a_comparison_on_one_grid_is_a_point_for_each_model():
+    found = Result(facts={"subsets": {"test": {"points": 8, "models": {"a": [0.1], "b": [0.2, 0.4]}}}, "dims": 1})
+    lines = operator.draw(found, ARGS)["grids"].axes[0].lines
+    assert [line.get_xydata().tolist() for line in lines] == [[[8, 0.1]], [[8, pytest.approx(0.3)]]]
+    assert all(line.get_marker() == "." for line in lines)
 
 
 def test_curves_are_in_the_order_of_grids():
