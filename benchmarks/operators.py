@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from benchmarks import report
 from benchmarks.measure import DTYPES, Case, Contender, Function, Row, as_in_training, measure, measure_machine
 from benchmarks.peers import Peer, contenders, find
+from fairseq_sg.modules.cpu.softmax import closed_form_softmax
 from fairseq_sg.modules.feedforward import DenseFeedForward, SigmaMoE
 from fairseq_sg.ops import (
     cvmm_sorted,
@@ -215,6 +216,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, p: Tensor, causal: bool, implementat
     return relative_attention(q, q, k, v, p, causal=causal, implementation=implementation)
 
 
+def attend_in_closed_form(q: Tensor, k: Tensor, v: Tensor, p: Tensor, causal: bool) -> Tensor:
+    """The same without the operator, as models train on a CPU."""
+    length, width = q.shape[2:]
+    scale = width**-0.5
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
+    return closed_form_softmax(q, k, v, scale * relative_logits(q, p), hidden, 0.0, scale)
+
+
 def relative_attention_case(length: int, setting: Setting, causal: bool) -> Case:
     """Attention with relative logits."""
     name = "causal_relative_attention" if causal else "relative_attention"
@@ -223,6 +232,8 @@ def relative_attention_case(length: int, setting: Setting, causal: bool) -> Case
     operator = partial(attend, causal=causal)
     naive_bytes = 4 * 3 * heads * length**2 * width
     found = implementations(operator, RELATIVE, naive_bytes, setting.limit)
+    if setting.device == "cpu" and setting.dtype == torch.float32:
+        found.append(Contender("closed form, in models", partial(attend_in_closed_form, causal=causal)))
     # The gradient of p sums over the batch, so no part of it can be checked by itself.
     exact = "naive" if 2 * naive_bytes <= setting.limit else "shift"
     pairs = length * (length + 1) // 2 if causal else length**2
