@@ -53,8 +53,10 @@ class Question:
     """A question and its answer.
 
     Attributes:
-        question, answer: ``{NAME/ROW/DATA/COLUMN}`` in the answer stands for our number there.
+        question: the title.
+        answer: one paragraph. ``{NAME/ROW/DATA/COLUMN}`` stands for our number there, also in notes.
         tables: those that show it.
+        notes: conditions and details, one fact each; the README leaves them out.
         picture: a picture, by its path from the folder of results.
         first_look: whether the evidence is one seed; such questions come last, collapsed.
         key: its name for a place of the README.
@@ -63,6 +65,7 @@ class Question:
     question: str = MISSING
     answer: str = MISSING
     tables: list[Show] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     picture: str = ""
     first_look: bool = False
     key: str = ""
@@ -132,7 +135,10 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def questions_page(folder: Path) -> str:
-    """The page of all questions: strong evidence first, first looks collapsed, then what was run of every recipe."""
+    """The page of all questions, and what was run of every recipe.
+
+    Questions with strong evidence come first. First looks are collapsed.
+    """
     files = read_all(folder)
     questions = read_questions(folder / QUESTIONS)
     found = [
@@ -142,9 +148,11 @@ def questions_page(folder: Path) -> str:
         "They hold every command, curve, commit and machine.",
         "",
     ]
-    for question in (q for q in questions if not q.first_look):
+    strong, looks = ([q for q in questions if q.first_look is first] for first in (False, True))
+    found += [f"- [{question.question}](#{_anchor(question.question)})" for question in (*strong, *looks)]
+    found += [""]
+    for question in strong:
         found += _block(question, files, "## ")
-    looks = [q for q in questions if q.first_look]
     if looks:
         found += ["<details>", "<summary>First looks: one seed, or few steps</summary>", ""]
         for question in looks:
@@ -203,10 +211,17 @@ def overview(files: dict[str, Results]) -> Iterator[tuple[Recipe, int, dict[str,
             yield table, planned, here, sum(found.done for found in here.values())
 
 
+def _anchor(title: str) -> str:
+    """The name by which GitHub links to a title."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 def _block(question: Question, files: dict[str, Results], level: str) -> list[str]:
     found = [f"{level}{question.question}", "", _filled(question.answer, files), ""]
     for show in question.tables:
         found += [*report.markdown_table(_table(show, files)), ""]
+    if question.notes:
+        found += [*(_filled(note, files, "- ") for note in question.notes), ""]
     if question.picture:
         found += [f"![{question.question}]({question.picture})", ""]
     for name in dict.fromkeys(show.results for show in question.tables):
@@ -249,8 +264,8 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     return rows
 
 
-def _filled(text: str, files: dict[str, Results]) -> str:
-    """The text with the numbers of its places."""
+def _filled(text: str, files: dict[str, Results], mark: str = "") -> str:
+    """The text with the numbers of its places, in lines of 118 characters; the first begins with ``mark``."""
 
     def number(match: re.Match[str]) -> str:
         try:
@@ -263,7 +278,8 @@ def _filled(text: str, files: dict[str, Results]) -> str:
             raise UsageError(f"{QUESTIONS}: {match[0]} is no number of {name}.json")
         return report.cell_text(made.recipe, line, column)
 
-    return textwrap.fill(_PLACE.sub(number, text), 118, break_long_words=False, break_on_hyphens=False)
+    text, hanging = mark + _PLACE.sub(number, text), " " * len(mark)
+    return textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
 
 
 def _named(there: dict[str, Any], name: str, what: str) -> Any:

@@ -109,6 +109,11 @@ questions:
       It does: {{park/linear/scan26/OOD}} %, and {{{NAME}/good/tiny/OOD-20}} there.
     key: works
     tables: [{{results: park}}]
+    notes:
+      - >-
+        The linear one has {{park/linear/scan26/IID}} %, and more words, more words, more words, more words, more words,
+        more words, more words, more words.
+      - The other has one seed.
     picture: park.png
 """
 
@@ -129,6 +134,10 @@ def test_the_page_of_questions(asked):
     assert strong < page.index("<details>") < weak < page.index("</details>") < page.index("## What was run")
     assert "It does: 41.0 ± 1.4 %, and 0.09 ± 0.01 there." in page
     assert "![Does it work?](park.png)" in page
+    assert "\n- [Does it work?](#does-it-work)\n- [Is it a first look?](#is-it-a-first-look)\n" in page[:strong]
+    # Numbers are filled in, and a line that is too long is wrapped under its mark.
+    notes = page[page.index("46.9 ± 8.9 |\n\n- The linear one has 99.0 ± 0.0 %, and") : page.index("![Does it work?]")]
+    assert [line[:2] for line in notes.split("\n\n", 1)[1].splitlines()] == ["- ", "  ", "- ", ""]
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert rows[:3] == [
         "| model | seeds | steps | IID, here | IID, paper | OOD, here | OOD, paper |",
@@ -177,7 +186,7 @@ def test_the_readme_has_answers_between_its_marks(asked):
     first, second = found.split("\nBetween.\n")
     assert first.endswith("|\n\n<!-- end of results -->\n") and second.endswith("<!-- end of results -->\n\nThe end.\n")
     assert "**Is it a first look?** Nobody knows." in second and f"**Does it work?** {answer}" in second
-    assert "old text" not in found and "![" not in found
+    assert "old text" not in found and "![" not in found and "The other has one seed" not in found
     assert render.with_results(found, asked) == found
     assert render.with_results("no marks\n", asked) == "no marks\n"
     with pytest.raises(UsageError, match="no question with the key 'wroks': choose from look, works"):
@@ -318,6 +327,12 @@ def test_committed_answers_are_those_of_the_files():
     readme = (REPOSITORY / "README.md").read_text("utf-8")
     assert 0 < readme.count("<!-- results: ") == readme.count("<!-- end of results -->")
     assert render.with_results(readme, RESULTS) == readme
+
+
+def test_committed_answers_are_short():
+    """Conditions and details are notes."""
+    long = {q.question: len(q.answer.split()) for q in render.read_questions(RESULTS / render.QUESTIONS)}
+    assert not {question: words for question, words in long.items() if words > 80}
 
 
 def test_committed_results_are_of_recipes_that_there_are():
