@@ -118,7 +118,8 @@ def check_position(config) -> None:
     """Raises UsageError for a ``--position`` that some self-attention is not defined for, or that none uses."""
     if config.position is None:
         return
-    used = POSITION_REGISTRY.find(config.position).gives_with(config) == "nothing"
+    position = POSITION_REGISTRY.find(config.position)
+    used = position.gives_with(config) == "nothing"
     kinds = [
         (option.partition("_")[0], ATTENTION_REGISTRY.find(name))
         for option in _present_options(config, SELF_ATTENTIONS)
@@ -129,7 +130,8 @@ def check_position(config) -> None:
         used |= not kind.brings_position or "indices" in kind.takes and gives_indices(config)
     if not used:
         names = " and ".join(sorted({kind.registered_name for _, kind in kinds}))
+        takes = position.indices_with and all("indices" in kind.takes for _, kind in kinds)
         raise UsageError(
             f"--position {config.position} has no effect: {names} attention brings its own positions; leave the "
-            f"option out"
+            f"option out{f', or give {position.indices_with}' if takes else ''}"
         )

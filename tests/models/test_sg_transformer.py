@@ -332,7 +332,8 @@ def test_hybrid_decodes_as_it_trains_and_learns():
         ({"encoder_ffn": "moe"}, r"unknown feedforward layer 'moe' .*choose from dense"),
         ({"position": "learnt"}, r"unknown position 'learnt' \(--position\): choose from .*none, .*sinusoidal"),
         ({**KINDS["relative"], "position": "sinusoidal"}, r"--position sinusoidal has no effect: relative attention "
-            r"brings its own positions; leave the option out"),
+            r"brings its own positions; leave the option out$"),
+        ({**KINDS["relative"], "position": "randomized"}, r"leave the option out, or give --randomized-base relative$"),
         ({"embedding_scaling": "up"}, r"--embedding-scaling is 'up': choose from auto, token_up, none, position_down"),
         ({"ffn_init": "zeros"}, r"--ffn-init is 'zeros': choose from reference, scaled, torch"),
     ],

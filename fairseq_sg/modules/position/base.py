@@ -39,6 +39,8 @@ class Position(Mechanism, nn.Module):
     continues: ClassVar[bool] = True
     #: Whether a position depends on the length of its sentence, which a decoder does not know.
     needs_length: ClassVar[bool] = False
+    #: The option with which it gives indices, where others give something else.
+    indices_with: ClassVar[str] = ""
     #: Length of the longest sequence that has positions, in training and evaluation; None for no limit.
     longest: int | None = None
     #: What masks of weights take its parameters for (``modules.masks``).

@@ -74,6 +74,7 @@ class RandomizedPosition(Position):
 
     paper = "Ruoss et al. 2023, 3"
     options = RandomizedOptions
+    indices_with = "--randomized-base relative"
     #: In training, every pass draws new positions.
     continues = False
 
