@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import by_length, figures, recipe, report, results
+from fairseq_sg.experiments.intervals import interval, with_interval
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.schema import Recipe
 from fairseq_sg.files import write_text
@@ -54,7 +55,8 @@ class Question:
 
     Attributes:
         question: the title.
-        answer: one paragraph. ``{NAME/ROW/DATA/COLUMN}`` stands for our number there, also in notes.
+        answer: one paragraph. ``{NAME/ROW/DATA/COLUMN}`` stands for our number there, also in notes. ``{A - B}`` is the
+            difference of two of them, with its interval (`intervals`). ``{A - B, paired}`` is that of the same seeds.
         tables: those that show it.
         notes: conditions and details, one fact each; the README leaves them out.
         picture: a picture, by its path from the folder of results.
@@ -144,8 +146,11 @@ def questions_page(folder: Path) -> str:
     found = [
         "# Results",
         "",
-        "Made by `fairseq-sg experiments render` from the `.json` files of this folder. "
-        "They hold every command, curve, commit and machine.",
+        "Made by `fairseq-sg experiments render` from the `.json` files of this folder. They hold every command,",
+        "curve, commit and machine.",
+        "",
+        "± is the standard deviation over seeds. Brackets are the 95 % confidence interval of a difference of means:",
+        "Welch's, or that of the differences of equal seeds. One interval of twenty excludes 0 by chance.",
         "",
     ]
     strong, looks = ([q for q in questions if q.first_look is first] for first in (False, True))
@@ -268,18 +273,50 @@ def _filled(text: str, files: dict[str, Results], mark: str = "") -> str:
     """The text with the numbers of its places, in lines of 118 characters; the first begins with ``mark``."""
 
     def number(match: re.Match[str]) -> str:
-        try:
-            name, row, data, column = match[1].split("/")
-        except ValueError:
-            raise UsageError(f"{QUESTIONS}: {match[0]} must be {{NAME/ROW/DATA/COLUMN}}") from None
-        made = _named(files, name, "results file")
-        line = next((line for line in report.lines(made) if (line.row, line.data) == (row, data)), None)
-        if line is None or column not in line.cells or not line.cells[column].values:
-            raise UsageError(f"{QUESTIONS}: {match[0]} is no number of {name}.json")
-        return report.cell_text(made.recipe, line, column)
+        places, comma, how = match[1].partition(", ")
+        found = [_cell(place, match[0], files) for place in places.split(" - ")]
+        if how not in ("", "paired") or len(found) > 2 or comma and len(found) == 1:
+            raise _wrong_place(match[0])
+        if len(found) == 1:
+            ((recipe, line, column),) = found
+            return report.cell_text(recipe, line, column)
+        return _difference(found, match[0], paired=bool(how))
 
     text, hanging = mark + _PLACE.sub(number, text), " " * len(mark)
     return textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
+def _cell(place: str, text: str, files: dict[str, Results]) -> tuple[Recipe, report.Line, str]:
+    """The recipe, line and column of ``NAME/ROW/DATA/COLUMN``, a part of ``text``.
+
+    Raises UsageError where they have no number.
+    """
+    try:
+        name, row, data, column = place.split("/")
+    except ValueError:
+        raise _wrong_place(text) from None
+    made = _named(files, name, "results file")
+    line = next((line for line in report.lines(made) if (line.row, line.data) == (row, data)), None)
+    if line is None or column not in line.cells or not line.cells[column].values:
+        raise UsageError(f"{QUESTIONS}: {text} is no number of {name}.json")
+    return made.recipe, line, column
+
+
+def _difference(found: list[tuple[Recipe, report.Line, str]], text: str, paired: bool) -> str:
+    """Of two cells, the mean of the first less that of the second, with its interval."""
+    a, b = (line.cells[column] for _, line, column in found)
+    recipe, _, column = found[0]
+    if any(recipe.statistic == "median" for recipe, *_ in found):
+        raise UsageError(f"{QUESTIONS}: {text}: a median has no interval")
+    if paired and a.seeds != b.seeds:
+        raise UsageError(f"{QUESTIONS}: {text} has the seeds {a.seeds} and {b.seeds}, and pairs need equal ones")
+    difference = report.centre(a.values, "mean") - report.centre(b.values, "mean")
+    digits = report.digits_of(recipe, recipe.columns[column])
+    return with_interval(difference, interval(a.values, b.values, paired), digits)
+
+
+def _wrong_place(text: str) -> UsageError:
+    return UsageError(f"{QUESTIONS}: {text} must be {{NAME/ROW/DATA/COLUMN}}, {{A - B}} or {{A - B, paired}} of such")
 
 
 def _named(there: dict[str, Any], name: str, what: str) -> Any:

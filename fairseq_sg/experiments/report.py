@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from fairseq_sg.experiments.intervals import interval, with_interval
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
 from fairseq_sg.experiments.results import Record, Results, counts, of_equal_steps
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
@@ -20,7 +21,7 @@ Table = list[list[str]]
 
 @dataclass
 class Cell:
-    """A number of a line: the ``values`` of its seeds in the paper's unit, the published number, and the verdict.
+    """A number of a line: the ``values`` of ``seeds`` in the paper's unit, the published number, and the verdict.
 
     It has no values where one of them is infinite or NaN: then they have no mean. Values of some finished seeds alone
     have no verdict.
@@ -29,6 +30,7 @@ class Cell:
     values: list[float]
     published: Published | None
     verdict: str
+    seeds: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -120,15 +122,16 @@ def _line(results: Results, name: str, data: str) -> Line:
     failed = sum("diverged" in record for record in group)
     cells = {}
     for key, column in recipe.measured(name, data).items():
-        values = [value(recipe, column, record, results.steps_scale) for record in done]
-        values = [v for v in values if v is not None]
+        by_seed = {record["seed"]: value(recipe, column, record, results.steps_scale) for record in done}
+        by_seed = {seed: number for seed, number in by_seed.items() if number is not None}
+        values = list(by_seed.values())
         published = recipe.published(name, data, key)
         # Only some models have what an analysis measures, such as experts.
         lacks = column.metric == "analysis" and done and not values
         if all(map(math.isfinite, values)):
             some = 0 < len(values) < len(done)
             judged = "–" if lacks or some else verdict(values, 0 if done else failed, published, recipe.statistic)
-            cells[key] = Cell(values, published, judged)
+            cells[key] = Cell(values, published, judged, list(by_seed))
         else:
             cells[key] = Cell([], published, "not finite")
     return Line(
@@ -177,14 +180,14 @@ def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
     """Mean ± sample std, or the median; "–" without values."""
     if not values:
         return "–"
-    digits = _digits(recipe, column)
+    digits = digits_of(recipe, column)
     text = f"{centre(values, recipe.statistic):.{digits}f}"
     if len(values) == 1 or recipe.statistic == "median":
         return text
     return f"{text} ± {statistics.stdev(values):.{digits}f}"
 
 
-def _digits(recipe: Recipe, column: Column) -> int:
+def digits_of(recipe: Recipe, column: Column) -> int:
     """The digits after the point of a column's numbers."""
     if column.metric == "analysis":
         return column.digits
@@ -390,10 +393,10 @@ def as_csv(results: Results) -> str:
 def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     """The common numbers of two results, with their difference.
 
-    ± is the standard error of the difference of means; medians have none. The last column says whether the difference
-    is above two of them. Numbers of different steps are given with them.
+    Brackets are the 95 % confidence interval of the difference of means; medians have none. The last column says
+    whether it excludes 0. Numbers of different steps are given with them.
     """
-    rows = [["model", "data", "column", *names, "difference", "above two standard errors"]]
+    rows = [["model", "data", "column", *names, "difference", "interval excludes 0"]]
     others = {(line.row, line.data): line for line in lines(b)}
     for line in lines(a):
         other = others.get((line.row, line.data))
@@ -405,22 +408,14 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
                 continue
             difference = centre(theirs, b.recipe.statistic) - centre(ours, a.recipe.statistic)
             medians = "median" in (a.recipe.statistic, b.recipe.statistic)
-            error = None if medians else _error(ours, theirs)
-            digits = _digits(a.recipe, column)
-            spread = f" ± {error:.{digits}f}" if error is not None else ""
-            clear = "–" if error is None else "yes" if abs(difference) > 2 * error else "no"
+            around = None if medians else interval(theirs, ours)
+            clear = "–" if around is None else "no" if around[0] <= 0 <= around[1] else "yes"
             numbers = [cell_text(a.recipe, of, key) for of in (line, other)]
             if line.steps != other.steps:
                 numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
-            rows.append([line.label, line.data, key, *numbers, f"{difference:+.{digits}f}{spread}", clear])
+            text = with_interval(difference, around, digits_of(a.recipe, column))
+            rows.append([line.label, line.data, key, *numbers, text, clear])
     return rows
-
-
-def _error(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """The standard error of a difference of means; None without two values each."""
-    if min(len(ours), len(theirs)) < 2:
-        return None
-    return (statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs)) ** 0.5
 
 
 _LATEX = {

@@ -332,9 +332,8 @@ def test_compare(here, capsys):
     assert command.main(["compare", "one.json", "other.json"]) == 0
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert rows[0] == ["model", "data", "column", "one", "other", "difference", "above two standard errors"]
-    # 0.11 and 0.16, √(0.0001 + 0.0004) = 0.022
-    assert ["An LSTM_1", "tiny", "OOD", "0.11 ± 0.01", "0.16 ± 0.03", "+0.05 ± 0.02", "yes"] in rows
+    assert rows[0] == ["model", "data", "column", "one", "other", "difference", "interval excludes 0"]
+    assert ["An LSTM_1", "tiny", "OOD", "0.11 ± 0.01", "0.16 ± 0.03", "+0.05 [−0.09, +0.19]", "no"] in rows
 
 
 def test_files_of_one_name_are_compared_by_their_paths(here, capsys):

@@ -230,6 +230,38 @@ def test_all_is_written_by_the_command(asked, capsys, monkeypatch):
     assert readme.read_text() == "# Mine\n"
 
 
+def test_differences_with_their_intervals(asked):
+    """Of two seeds against two others, against the same seeds, and of one seed."""
+    path = asked / "park.json"
+    content = json.loads(path.read_text())
+    content["records"] += [
+        record | {"row": "linear-l2"} | {"result": record["result"] | {"accuracy": {"valid": 99.0, "gen": gen}}}
+        for record, gen in zip(content["records"], (43.0, 45.5), strict=False)
+    ]
+    content["records"] = [record for record in content["records"] if record["row"] != "linear-l2" or "result" in record]
+    path.write_text(json.dumps(content))
+
+    def filled(place: str) -> str:
+        (asked / render.QUESTIONS).write_text(QUESTIONS.replace("{park/linear/scan26/OOD}", f"{{{place}}}"))
+        page = render.questions_page(asked)
+        return page[page.index("It does: ") + 9 : page.index(" %, and 0.09")]
+
+    one, other, alone = (f"park/{row}/scan26/OOD" for row in ("linear-l2", "linear", "transformer"))
+    assert filled(f"{one} - {other}") == "+3.2 [−4.0, +10.5]"
+    assert filled(f"{one} - {other}, paired") == "+3.2 [+0.1, +6.4]"
+    assert filled(f"{other} - {alone}") == "+21.0"
+    for place, message in (
+        (f"{one} - {other}, pared", "must be {NAME/ROW/DATA/COLUMN}, {A - B} or {A - B, paired} of such"),
+        (f"{one}, paired", "must be {NAME/ROW/DATA/COLUMN}, {A - B} or {A - B, paired} of such"),
+        (f"{one} - {other} - {alone}", "must be {NAME/ROW/DATA/COLUMN}, {A - B} or {A - B, paired} of such"),
+        (f"{one} - park/linear", "must be {NAME/ROW/DATA/COLUMN}"),
+        (f"{one} - {alone}, paired", "has the seeds [1, 2] and [1], and pairs need equal ones"),
+    ):
+        with pytest.raises(UsageError) as error:
+            filled(place)
+        assert str(error.value).startswith("questions.yaml: {park/") and message in str(error.value)
+
+
 @pytest.mark.parametrize(
     "place,message",
     [

@@ -447,23 +447,23 @@ def recipe(tmp_path):
 
 
 def test_comparison(recipe):
-    """Two seeds each: means 11 and 16, standard error √(2/2 + 8/2) = 2.24, so 5 is above two of them."""
+    """Two seeds each: means 11 and 16. Of so few, a difference of 5 says nothing."""
     one = of_seeds(recipe, good=[10.0, 12.0], bad=[50.0, 70.0])
     other = of_seeds(recipe, good=[14.0, 18.0], bad=[60.0, 61.0])
     assert report.compare(one, other, ("one", "other")) == [
-        ["model", "data", "column", "one", "other", "difference", "above two standard errors"],
-        ["An LSTM_1", "tiny", "OOD", "11.0 ± 1.4", "16.0 ± 2.8", "+5.0 ± 2.2", "yes"],
-        ["bad", "tiny", "OOD", "60.0 ± 14.1", "60.5 ± 0.7", "+0.5 ± 10.0", "no"],
+        ["model", "data", "column", "one", "other", "difference", "interval excludes 0"],
+        ["An LSTM_1", "tiny", "OOD", "11.0 ± 1.4", "16.0 ± 2.8", "+5.0 [−8.8, +18.8]", "no"],
+        ["bad", "tiny", "OOD", "60.0 ± 14.1", "60.5 ± 0.7", "+0.5 [−125.2, +126.2]", "no"],
     ]
     alone = report.compare(of_seeds(recipe, good=[10.0]), other, ("one", "other"))
     assert alone[1:] == [["An LSTM_1", "tiny", "OOD", "10.0", "16.0 ± 2.8", "+6.0", "–"]]
 
 
-def test_a_difference_between_one_and_two_standard_errors(recipe):
-    """Two seeds and three: standard error √(2/2 + 4/3) = 1.53."""
-    one, other = of_seeds(recipe, good=[10.0, 12.0]), of_seeds(recipe, good=[12.0, 14.0, 16.0])
+def test_a_difference_whose_interval_excludes_zero(recipe):
+    """Of two seeds and three, downwards: that of B less A."""
+    one, other = of_seeds(recipe, good=[40.0, 42.0]), of_seeds(recipe, good=[12.0, 14.0, 16.0])
     (row,) = report.compare(one, other, ("one", "other"))[1:]
-    assert row[3:] == ["11.0 ± 1.4", "14.0 ± 2.0", "+3.0 ± 1.5", "no"]
+    assert row[3:] == ["41.0 ± 1.4", "14.0 ± 2.0", "−27.0 [−32.0, −22.0]", "yes"]
 
 
 def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
@@ -474,7 +474,7 @@ def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
     assert row[3:5] == [f"10.0 ({steps:,} steps)", "14.0 (5,000 steps)"]
 
 
-def test_medians_have_no_standard_error(recipe):
+def test_medians_have_no_interval(recipe):
     one, other = (
         replace(of_seeds(recipe, good=values), recipe=replace(recipe, statistic="median"))
         for values in ([10.0, 50.0, 60.0], [70.0, 71.0, 72.0])
