@@ -72,9 +72,11 @@ RANDOM = [c for c in COMBINATIONS if c[0].startswith("randomized")]
 
 def test_combinations_are_complete():
     assert {position.partition("-")[0] for position in POSITIONS} == set(POSITION_REGISTRY)
-    by_kind = {kind: {p for p, k in COMBINATIONS if k == kind} for kind in ("softmax", "linear", "relative")}
+    by_kind = {
+        kind: {p for p, k in COMBINATIONS if k == kind} for kind in ("softmax", "linear", "galerkin", "relative")
+    }
     assert by_kind["softmax"] == set(POSITIONS) - {"randomized-relative"}
-    assert by_kind["linear"] == by_kind["softmax"] - {"alibi", "t5"}
+    assert by_kind["linear"] == by_kind["galerkin"] == by_kind["softmax"] - {"alibi", "t5"}
     assert by_kind["relative"] == {"randomized-relative"}
 
 

@@ -616,6 +616,7 @@ EMBEDDED = {"none", "sinusoidal", "learned", "randomized", "fraction", "indicato
         ("softmax", "relative", EMBEDDED - {"randomized"} | {"rotary", "alibi", "t5"}),
         ("linear", "learned", EMBEDDED | {"rotary"}),
         ("linear", "relative", EMBEDDED - {"randomized"} | {"rotary"}),
+        *((name, "sinusoidal", EMBEDDED | {"rotary"}) for name in ("galerkin", "fourier")),
         ("relative", "sinusoidal", set()),
         ("relative", "relative", {"randomized"}),
     ],

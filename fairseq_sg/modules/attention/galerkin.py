@@ -12,7 +12,7 @@ released code. Then d_head is the widened width, and an output projection follow
 the division by n, and a number takes its place: controls, which grow with the number of points.
 
 The paper has neither padding nor a causal form. In the decoder role this code sums over the prefix alone and divides
-by the number of keys in it.
+by the number of keys in it. Rotary positions, which the paper has not either, rotate Q and K after their norms.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.masks import count_visible, products, zero_hidden
+from fairseq_sg.modules.position import MakePosition
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import accurate, to_accumulation_dtype
 
@@ -82,6 +83,7 @@ class GalerkinAttention(Attention):
     Args (besides those of :class:`Attention`):
         galerkin_norm_eps: ε of the layer norms.
         galerkin_average: ``mean``, ``sum``, or the number in text that the sum is divided by.
+        position: makes a module with ``rotate``, for a width and a number of heads (``modules.position``).
 
     Raises:
         UsageError: for another ``galerkin_average``, or heads of one number.
@@ -90,6 +92,7 @@ class GalerkinAttention(Attention):
     paper = "Cao 2021"
     roles = frozenset(ROLES)
     options = GalerkinOptions
+    takes = frozenset({"rotation"})
     remembers = True
     joins_coordinates = True
     reference_init = "small_identity"
@@ -105,6 +108,7 @@ class GalerkinAttention(Attention):
         galerkin_norm_eps: float = 1e-5,
         galerkin_average: str = "mean",
         columns: int = 0,
+        position: MakePosition | None = None,
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, output_projection=columns > 0, columns=columns, **kwargs)
@@ -120,6 +124,7 @@ class GalerkinAttention(Attention):
             HeadNorm(num_heads, self.head_dim, galerkin_norm_eps) if name in self.normed else nn.Identity()
             for name in ("q", "k", "v")
         )
+        self.position = None if position is None else position(self.head_dim, num_heads)
 
     def reset_parameters(self) -> None:
         """As in ``Attention``; ``small_identity``: 1/100 of Glorot uniform plus 1/100 of the identity for q, k, v."""
@@ -138,27 +143,37 @@ class GalerkinAttention(Attention):
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # In float32: sums over many keys exceed float16, and half precision has too few numbers for coordinates.
         q, k, v = to_accumulation_dtype(q, k, v)
+        q, k = self._rotated(q, k, offset, 0)
         if self.columns:
             q, k, v = (torch.cat([x, _columns_like(x, context.coordinates)], dim=-1) for x in (q, k, v))
         total = linear_attention(q, k, v, causal=self.causal, key_padding_mask=padding, normalize=False)
         out = (total * self.scale / n).to(dtype)  # (B, H, N, E)
         return out, self._weights(q, k, n, padding) if context.return_weights else None
 
+    def _rotated(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys that are rotated by their positions, if there are any."""
+        if self.position is None:
+            return q, k
+        return self.position.rotate(q, first_query), self.position.rotate(k, first_key)
+
     def _weights(self, q: Tensor, k: Tensor, n: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         return zero_hidden(products(q, k), key_padding_mask, self.causal) * self.scale / n
 
     def extend(self, q, k, v, state, context):
         dtype, padding = v.dtype, context.key_padding_mask
-        before, seen = (None, 0) if state is None else ((state["S"], state["z"]), state["seen"])
+        before, seen, length = None, 0, 0
+        if state is not None:
+            before, seen, length = (state["S"], state["z"]), state["seen"], state["length"]
         seen = seen + _real(k, padding).cumsum(1)  # (B, N)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
+        q, k = self._rotated(q, k, length, length)
         total, (S, z) = linear_attention(
             q, k, accurate(v), causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
         )
         n = seen.clamp(min=1)[:, None, :, None] if self.divisor is None else self.divisor
         out = (total * self.scale / n).to(dtype)
         # A copy: a view would keep the counts of the whole prefix.
-        return out, {"S": S, "z": z, "seen": seen[:, -1:].clone()}
+        return out, {"S": S, "z": z, "seen": seen[:, -1:].clone(), "length": length + k.size(2)}
 
     def fold(self, k, v, key_padding_mask):
         S, z = linear_attention_state(self.k_norm(k), self.v_norm(v), key_padding_mask=key_padding_mask)

@@ -8,6 +8,7 @@ from helpers.attention_kinds import galerkin
 CASES = [
     *(Case("fourier", role) for role in ROLES),
     *(Case("fourier", role, {"fourier_scale": "none"}) for role in ROLES),
+    *(Case("fourier", role, position="rotary") for role in ("encoder", "decoder")),
 ]
 
 reference = galerkin.reference

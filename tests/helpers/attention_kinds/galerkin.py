@@ -13,6 +13,7 @@ CASES = [
     Case("galerkin", "encoder", {"attention_init": "glorot", "galerkin_norm_eps": 0.5}),
     *(Case("galerkin", role, {"galerkin_average": "sum"}) for role in ROLES),
     Case("galerkin", "decoder", {"galerkin_average": "2.5"}),
+    *(Case("galerkin", role, position="rotary") for role in ("encoder", "decoder")),
 ]
 
 
@@ -23,6 +24,16 @@ def norm(x: Tensor, module, head: int) -> Tensor:
     mean = x.sum() / len(x)
     variance = ((x - mean) ** 2).sum() / len(x)
     return (x - mean) / (variance + module.eps).sqrt() * module.weight[head, 0] + module.bias[head, 0]
+
+
+def rotated(x: Tensor, position: int) -> Tensor:
+    """Su et al. 2021, eq. 15: pairs of neighbouring features turn by position · 10000^(−2i/d)."""
+    out = torch.empty_like(x)
+    for i in range(0, len(x), 2):
+        angle = torch.tensor(position * 10000 ** (-i / len(x)), dtype=x.dtype)
+        out[i] = x[i] * angle.cos() - x[i + 1] * angle.sin()
+        out[i + 1] = x[i] * angle.sin() + x[i + 1] * angle.cos()
+    return out
 
 
 def reference(module, query, key, padding=None):
@@ -38,7 +49,10 @@ def reference(module, query, key, padding=None):
             for n in range(N):
                 seen = visible(n, M, module.role == "decoder", mask)
                 for m in seen:
-                    similarity = norm(q[n, b, h], module.q_norm, h) @ norm(k[m, b, h], module.k_norm, h)
+                    a, c = norm(q[n, b, h], module.q_norm, h), norm(k[m, b, h], module.k_norm, h)
+                    if module.position is not None:
+                        a, c = rotated(a, n), rotated(c, m)
+                    similarity = a @ c
                     weights[b, h, n, m] = (
                         similarity * module.scale / (len(seen) if module.divisor is None else module.divisor)
                     )
