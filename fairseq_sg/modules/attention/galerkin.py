@@ -12,7 +12,7 @@ released code. Then d_head is the widened width, and an output projection follow
 the division by n, and a number takes its place: controls, which grow with the number of points.
 
 The paper has neither padding nor a causal form. In the decoder role this code sums over the prefix alone and divides
-by the number of keys in it. Rotary positions, which the paper has not either, rotate Q and K after their norms.
+by the number of keys in it. Rotary positions are ours too: they rotate Q and K after their norms.
 """
 
 from __future__ import annotations
