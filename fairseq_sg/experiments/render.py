@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import by_length, figures, recipe, report, results
-from fairseq_sg.experiments.intervals import interval, with_interval
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.schema import Recipe
 from fairseq_sg.files import write_text
@@ -286,7 +285,7 @@ def _filled(text: str, files: dict[str, Results], mark: str = "") -> str:
     return textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
 
 
-def _cell(place: str, text: str, files: dict[str, Results]) -> tuple[Recipe, report.Line, str]:
+def _cell(place: str, text: str, files: dict[str, Results]) -> report.Place:
     """The recipe, line and column of ``NAME/ROW/DATA/COLUMN``, a part of ``text``.
 
     Raises UsageError where they have no number.
@@ -302,17 +301,14 @@ def _cell(place: str, text: str, files: dict[str, Results]) -> tuple[Recipe, rep
     return made.recipe, line, column
 
 
-def _difference(found: list[tuple[Recipe, report.Line, str]], text: str, paired: bool) -> str:
+def _difference(found: list[report.Place], text: str, paired: bool) -> str:
     """Of two cells, the mean of the first less that of the second, with its interval."""
     a, b = (line.cells[column] for _, line, column in found)
-    recipe, _, column = found[0]
     if any(recipe.statistic == "median" for recipe, *_ in found):
         raise UsageError(f"{QUESTIONS}: {text}: a median has no interval")
     if paired and a.seeds != b.seeds:
         raise UsageError(f"{QUESTIONS}: {text} has the seeds {a.seeds} and {b.seeds}, and pairs need equal ones")
-    difference = report.centre(a.values, "mean") - report.centre(b.values, "mean")
-    digits = report.digits_of(recipe, recipe.columns[column])
-    return with_interval(difference, interval(a.values, b.values, paired), digits)
+    return report.difference(*found, paired)[0]
 
 
 def _wrong_place(text: str) -> UsageError:

@@ -61,6 +61,10 @@ class Line:
         return self.diverged > 0 and not self.done
 
 
+#: A recipe, one of its lines, and a column: where a number of a table is.
+Place = tuple[Recipe, Line, str]
+
+
 def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float | None:
     """The number of a column for a training, in the paper's unit; None if its record lacks it."""
     result = record["result"]
@@ -390,6 +394,20 @@ def as_csv(results: Results) -> str:
     return text.getvalue()
 
 
+def difference(a: Place, b: Place, paired: bool = False) -> tuple[str, tuple[float, float] | None]:
+    """a − b as text, with the 95 % confidence interval of the difference of means; medians have no interval.
+
+    Args:
+        paired: whether both have the same seeds, and the interval is that of their differences.
+    """
+    (recipe, line, column), (other, below, name) = a, b
+    ours, theirs = line.cells[column].values, below.cells[name].values
+    medians = "median" in (recipe.statistic, other.statistic)
+    around = None if medians else interval(ours, theirs, paired)
+    apart = centre(ours, recipe.statistic) - centre(theirs, other.statistic)
+    return with_interval(apart, around, digits_of(recipe, recipe.columns[column])), around
+
+
 def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     """The common numbers of two results, with their difference.
 
@@ -403,17 +421,13 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
         for key in [key for key in line.cells if key in other.cells] if other else ():
             if a.recipe.columns[key] != b.recipe.columns.get(key) or a.recipe.unit != b.recipe.unit:
                 continue
-            column, ours, theirs = a.recipe.columns[key], line.cells[key].values, other.cells[key].values
-            if not ours or not theirs:
+            if not line.cells[key].values or not other.cells[key].values:
                 continue
-            difference = centre(theirs, b.recipe.statistic) - centre(ours, a.recipe.statistic)
-            medians = "median" in (a.recipe.statistic, b.recipe.statistic)
-            around = None if medians else interval(theirs, ours)
+            text, around = difference((b.recipe, other, key), (a.recipe, line, key))
             clear = "–" if around is None else "no" if around[0] <= 0 <= around[1] else "yes"
             numbers = [cell_text(a.recipe, of, key) for of in (line, other)]
             if line.steps != other.steps:
                 numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
-            text = with_interval(difference, around, digits_of(a.recipe, column))
             rows.append([line.label, line.data, key, *numbers, text, clear])
     return rows
 
