@@ -108,10 +108,14 @@ def check_without_padding(config) -> None:
 
 
 def check_window(config) -> None:
-    """Raises UsageError for ``--attention-window`` without a decoder's self-attention that has one."""
-    decoders = layer_names(config, "decoder_attention") if hasattr(config, "decoder_attention") else []
-    if config.attention_window and not ATTENTION_REGISTRY.with_option("attention_window") & set(decoders):
-        raise UsageError("--attention-window is for softmax self-attention of a decoder: leave it out")
+    """Raises UsageError for a window without a self-attention of its side that has one."""
+    for name, side, whose in (
+        ("attention_window", "decoder_attention", "a decoder"),
+        ("encoder_attention_window", "encoder_attention", "an encoder"),
+    ):
+        there = layer_names(config, side) if hasattr(config, side) else []
+        if getattr(config, name) and not ATTENTION_REGISTRY.with_option(name) & set(there):
+            raise UsageError(f"{ranges.flag(name)} is for softmax self-attention of {whose}: leave it out")
 
 
 def check_position(config) -> None:

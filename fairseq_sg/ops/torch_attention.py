@@ -54,16 +54,19 @@ def hidden_keys(
 ) -> Tensor | None:
     """The keys that each query must not see: bool, broadcastable to (B, 1, N, M), or None where all are seen.
 
-    Causal query n stands at position ``offset`` + n among the keys. It sees the keys up to there; with a window W, the
-    last W of them.
+    Query n stands at position ``offset`` + n among the keys. If causal, it sees the keys up to there. With a window W,
+    it sees those less than W away.
     """
     hidden = None if key_padding_mask is None else key_padding_mask[:, None, None, :]  # (B, 1, 1, M)
     if causal and offset + 1 < keys:
         future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(offset + 1)  # (N, M)
         hidden = future if hidden is None else hidden | future
     if 0 < window < keys:
-        past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(offset - window)  # (N, M)
-        hidden = past if hidden is None else hidden | past
+        pairs = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        far = pairs.tril(offset - window)  # (N, M)
+        if not causal:
+            far |= pairs.triu(offset + window)
+        hidden = far if hidden is None else hidden | far
     return hidden
 
 

@@ -22,6 +22,8 @@ from fairseq_sg.modules.position import POSITION_REGISTRY
 from helpers import attention_kinds
 
 WIDTH, HEADS, SOURCE_WIDTH = 24, 3, 20
+#: The options of a window, by role.
+WINDOWS = {"decoder": {"attention_window": 3}, "encoder": {"encoder_attention_window": 3}}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Case:
         chosen = [*self.options.items(), ("", self.position), *self.position_options.items()]
         shown = [key if value is True else str(value) for key, value in chosen if value is not None]
         return "-".join([self.name, self.role, *shown])
+
+    @property
+    def window(self) -> int:
+        """W, or 0."""
+        return self.options.get("attention_window", 0) or self.options.get("encoder_attention_window", 0)
 
     def build(self, dtype=torch.float64, **more) -> Attention:
         torch.manual_seed(1)
@@ -81,8 +88,10 @@ class Row(NamedTuple):
 
 
 def visible(n: int, keys: int, causal: bool, padding: Tensor | None, window: int = 0) -> list[int]:
-    keys_there = range(max(n - window + 1, 0) if window else 0, n + 1 if causal else keys)
-    return [m for m in keys_there if not (padding is not None and padding[m])]
+    """The keys that query n sees: with a window, those less than ``window`` away."""
+    before = range(n + 1 if causal else keys)
+    near = [m for m in before if not window or abs(n - m) < window]
+    return [m for m in near if not (padding is not None and padding[m])]
 
 
 def by_rows(row: Callable[[Row], Tensor], module: Attention, query: Tensor, key: Tensor, padding=None):

@@ -58,6 +58,8 @@ def combinations(draw) -> dict:
         found = accepted(found, {option: name, **MORE.get(f"{option.replace('_', ' ')} {name}", {})})
     for option in ("pre_norm", "attention_bias", "untied_output"):
         found = accepted(found, {option: draw(st.booleans())})
+    for option in ("attention_window", "encoder_attention_window"):
+        found = accepted(found, {option: draw(st.integers(0, 3))})
     return found
 
 

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, AttentionOptions, Context, build_attention
-from helpers.attention_cases import CASES, HEADS, KINDS, WIDTH, Case, padding_of, reference
+from helpers.attention_cases import CASES, HEADS, KINDS, WIDTH, WINDOWS, Case, padding_of, reference
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 #: One of each kind and role: what the base class does depends on no option.
 PLAIN = list({(case.name, case.role): case for case in reversed(CASES)}.values())
+WINDOWED = [case for case in CASES if case.window]
 plain_cases = pytest.mark.parametrize("case", PLAIN, ids=str)
 decoding_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role != "encoder"], ids=str)
 
@@ -231,7 +232,7 @@ def test_linear_state_is_constant(case):
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if "attention_window" in c.options], ids=str)
+@pytest.mark.parametrize("case", [c for c in WINDOWED if c.role == "decoder"], ids=str)
 def test_the_state_of_a_window_is_constant_and_the_rest_is_not_seen(case):
     """After 60 and after 200 positions a state has as many keys; reordered, it continues as the full pass does."""
     module, (x, _) = case.build(), case.inputs(batch=2, queries=200)
@@ -246,18 +247,21 @@ def test_the_state_of_a_window_is_constant_and_the_rest_is_not_seen(case):
         torch.testing.assert_close(step, full[n : n + 1], rtol=1e-6, atol=1e-7)
         (kept,) = state.values()
         sizes[n] = kept["k"].numel()
-        assert kept["length"] < case.options["attention_window"] + 16
+        assert kept["length"] < case.window + 16
     assert max(list(sizes.values())[:60]) == max(list(sizes.values())[140:])
     changed = x.clone()
     changed[:190] += 1.0
     torch.testing.assert_close(module(changed, None)[0][193:], module(x, None)[0][193:], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("memory", [0, 2, 9])
-@pytest.mark.parametrize("case", [c for c in CASES if "attention_window" in c.options], ids=str)
+@pytest.mark.parametrize(
+    "case,memory",
+    [(case, memory) for case in WINDOWED for memory in ((0, 2, 9) if case.role == "decoder" else (0,))],
+    ids=str,
+)
 def test_blocks_of_a_window_equal_the_whole(case, memory, monkeypatch):
     """Outputs and gradients, with lengths around blocks of 4 queries; ``memory`` positions precede them."""
-    for length in (4, 5, 8, 17):
+    for length in (1, 4, 5, 8, 17):
         x = torch.randn(length, 2, WIDTH, dtype=torch.float64, requires_grad=True)
         before = torch.randn(memory, 2, WIDTH, dtype=torch.float64, requires_grad=True)
         context = Context(memory=before, first=3) if memory else Context()
@@ -272,8 +276,9 @@ def test_blocks_of_a_window_equal_the_whole(case, memory, monkeypatch):
             torch.testing.assert_close(blocks, whole, rtol=1e-9, atol=1e-9)
 
 
-def test_blocks_of_a_window_keep_drawn_positions(monkeypatch):
-    module = ATTENTION_REGISTRY.find("relative")(WIDTH, HEADS, role="decoder", attention_window=3).double().eval()
+@pytest.mark.parametrize("role", WINDOWS)
+def test_blocks_of_a_window_keep_drawn_positions(role, monkeypatch):
+    module = ATTENTION_REGISTRY.find("relative")(WIDTH, HEADS, role=role, **WINDOWS[role]).double().eval()
     x, positions = torch.randn(11, 2, WIDTH, dtype=torch.float64), torch.arange(11).square()
     whole = module(x, None, Context(positions=positions))[0]
     monkeypatch.setattr(type(module), "least_block", 4)
@@ -281,11 +286,12 @@ def test_blocks_of_a_window_keep_drawn_positions(monkeypatch):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("case", [c for c in CASES if "attention_window" in c.options], ids=str)
-def test_a_window_over_padding_equals_the_equation_at_any_block(case, side, monkeypatch):
-    module, (x, _) = case.build(), case.inputs(queries=9)
+@pytest.mark.parametrize("queries", [9, 16])
+@pytest.mark.parametrize("case", WINDOWED, ids=str)
+def test_a_window_over_padding_equals_the_equation_at_any_block(case, queries, side, monkeypatch):
+    module, (x, _) = case.build(), case.inputs(queries=queries)
     monkeypatch.setattr(type(module), "least_block", 4)
-    mask = padding_of(9, side)
+    mask = padding_of(queries, side)
     expected = reference(module, x, x, mask)[0]
     tolerance = case.tolerance
     torch.testing.assert_close(
@@ -293,13 +299,28 @@ def test_a_window_over_padding_equals_the_equation_at_any_block(case, side, monk
     )
 
 
-def test_a_window_is_for_decoders_alone():
+@pytest.mark.parametrize(
+    "role,option",
+    [("encoder", "attention_window"), ("decoder", "encoder_attention_window"), ("cross", "encoder_attention_window")],
+)
+def test_a_window_is_for_its_own_side(role, option):
     make = ATTENTION_REGISTRY.find("softmax")
-    windowed = make(WIDTH, HEADS, role="encoder", attention_window=2)
+    windowed = make(WIDTH, HEADS, role=role, **{option: 2})
     x = torch.randn(5, 1, WIDTH)
-    whole = make(WIDTH, HEADS, role="encoder")
+    whole = make(WIDTH, HEADS, role=role)
     whole.load_state_dict(windowed.state_dict())
     assert torch.equal(windowed(x)[0], whole(x)[0])
+
+
+@pytest.mark.parametrize("case", [c for c in WINDOWED if c.role == "encoder"], ids=str)
+def test_an_encoder_sees_no_further_than_its_window(case, monkeypatch):
+    """A change of position 20 of 40 changes the outputs of positions 18 to 22 alone, also in blocks."""
+    module, (x, _) = case.build(), case.inputs(batch=2, queries=40)
+    monkeypatch.setattr(type(module), "least_block", 4)
+    changed = x.clone()
+    changed[20] += 1.0
+    differs = (module(changed)[0] - module(x)[0]).abs().amax(dim=(1, 2)) > 0
+    assert differs.nonzero().flatten().tolist() == [18, 19, 20, 21, 22]
 
 
 @cases

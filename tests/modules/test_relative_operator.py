@@ -12,10 +12,10 @@ from fairseq_sg.modules.attention.relative import RelativeAttention
 from fairseq_sg.modules.cpu.dropout import dropout
 from fairseq_sg.ops import relative_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
-from helpers.attention_cases import CASES, HEADS, WIDTH, Case, padding_of
+from helpers.attention_cases import CASES, HEADS, WIDTH, WINDOWS, Case, padding_of
 from helpers.configs import config_of
 
-both = [c for c in CASES if c.name in ("relative", "abs_rel") and "attention_window" not in c.options]
+both = [c for c in CASES if c.name in ("relative", "abs_rel") and not c.window]
 cases = pytest.mark.parametrize("case", both, ids=str)
 decoders = pytest.mark.parametrize("case", [c for c in both if c.role == "decoder"], ids=str)
 relatives = [c for c in both if c.name == "relative"]
@@ -165,8 +165,9 @@ def test_positions_of_ones_own_do_without_it(calls, monkeypatch):
     assert not calls
 
 
-def test_a_window_does_without_it(calls, monkeypatch):
-    module = RelativeAttention(WIDTH, HEADS, role="decoder", attention_window=2).double()
+@pytest.mark.parametrize("role", WINDOWS)
+def test_a_window_does_without_it(calls, monkeypatch, role):
+    module = RelativeAttention(WIDTH, HEADS, role=role, **WINDOWS[role]).double()
     x = relatives[0].inputs(queries=5)[0]
     expected = module(x, x).output
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "naive")

@@ -33,6 +33,7 @@ class AbsRelAttention(RelativeAttention):
     paper = "Csordás 2023, App. D.2; Csordás et al. 2022"
     takes = frozenset()
     sees_input = True
+    counts_padding = True
     reference_init = "fused"
 
     def __init__(self, embed_dim: int, num_heads: int, **kwargs):

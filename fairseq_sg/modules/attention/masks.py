@@ -1,8 +1,8 @@
 """The keys that a query sees: counts, and similarities without the others.
 
 Causal queries are the last N of the M keys: query n stands at position ``offset`` + n among the keys, and sees the keys
-up to its own position; with a window W, the last W of them. `ops.torch_attention.hidden_keys` is the mask of the
-others.
+up to its own position. With a window W, a query sees the keys less than W away. `ops.torch_attention.hidden_keys` is
+the mask of the others.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def count_visible(
 
     It is 1 for a query that sees none: sums over keys are 0 there, and quotients and logarithms stay finite.
     """
-    if key_padding_mask is None:
-        if not causal:
+    if not causal and not window:
+        if key_padding_mask is None:
             return torch.full((1, 1, 1, 1), keys, device=device)
-        seen = torch.arange(offset + 1, offset + queries + 1, device=device)
-        return (seen.clamp(max=window) if window else seen)[None, None, :, None]
-    real = (~key_padding_mask).long()  # (B, M)
-    if causal:
-        before = F.pad(real.cumsum(1), (1, 0))  # real keys before each position, (B, M + 1)
-        last = torch.arange(offset + 1, offset + queries + 1, device=device)
-        seen = before[:, last] - (before[:, (last - window).clamp(min=0)] if window else 0)
-    else:
-        seen = real.sum(1, keepdim=True)
-    return seen.clamp(min=1)[:, None, :, None]
+        return (~key_padding_mask).sum(1).clamp(min=1)[:, None, None, None]
+    # A query sees the keys from first to end − 1.
+    end = torch.arange(offset + 1, offset + queries + 1, device=device)
+    first = (end - window).clamp(min=0) if window else torch.zeros_like(end)
+    if not causal:
+        end = (end + window - 1).clamp(max=keys)
+    if key_padding_mask is None:
+        return (end - first)[None, None, :, None]
+    before = F.pad((~key_padding_mask).long().cumsum(1), (1, 0))  # real keys before each position, (B, M + 1)
+    return (before[:, end] - before[:, first]).clamp(min=1)[:, None, :, None]
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

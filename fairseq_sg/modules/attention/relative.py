@@ -92,7 +92,8 @@ class RelativeAttention(SoftmaxAttentionBase):
         keys = k.size(2)
         content, position, k = self.terms(q, k, context, **x)
         if context.positions is not None:
-            return content, k, self._between(position * self.scale, context.positions[offset:], context.positions)
+            of_queries = context.positions[offset : offset + q.size(2)]
+            return content, k, self._between(position * self.scale, of_queries, context.positions)
         # Scale the distance keys, the smaller tensor.
         return content, k, relative_logits(position, self._distances(q, keys, offset) * self.scale)
 

@@ -59,6 +59,14 @@ class SoftmaxOptions(AttentionOptions):
             "least": 0,
         },
     )
+    encoder_attention_window: int = field(
+        default=0,
+        metadata={
+            "help": "W: softmax self-attention of an encoder sees the positions less than W away, on both sides (0: "
+            "all)",
+            "least": 0,
+        },
+    )
 
 
 class SoftmaxAttentionBase(Drops, Attention):
@@ -74,8 +82,9 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar,
             one for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
-        attention_window: W of causal attention: key j is seen from positions i with j ≤ i < j + W; 0 for all i ≥ j.
-            More than max(W, 64) queries are computed in blocks, in time and memory O(N·W).
+        attention_window: W of a decoder: key j is seen from positions i with j ≤ i < j + W; 0 for all i ≥ j. More than
+            max(W, 64) queries are computed in blocks, in time and memory O(N·W).
+        encoder_attention_window: W of an encoder: key j is seen from positions i with |i − j| < W; 0 for all.
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
@@ -85,6 +94,8 @@ class SoftmaxAttentionBase(Drops, Attention):
     remembers = True
     #: The least number of queries that are computed at once under a window.
     least_block: ClassVar[int] = 64
+    #: Whether the logits need a sentence's padding before the keys that a block of queries sees.
+    counts_padding: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -95,18 +106,19 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
         attention_window: int = 0,
+        encoder_attention_window: int = 0,
         position: MakePosition | None = None,
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, **kwargs)
+        windows = {"attention_window": attention_window, "encoder_attention_window": encoder_attention_window}
         given = {"attention_scale": attention_scale, "logit_scale": logit_scale}
-        given |= {"attention_dropout": attention_dropout, "attention_window": attention_window}
-        ranges.check(SoftmaxOptions, given)
+        ranges.check(SoftmaxOptions, {**given, **windows, "attention_dropout": attention_dropout})
         self.scale = (self.embed_dim if attention_scale == "model_dim" else self.qk_head_dim) ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
         self.attention_dropout = attention_dropout or 0.0
-        self.window = attention_window if self.causal else 0
+        self.window = {"decoder": attention_window, "encoder": encoder_attention_window}.get(self.role, 0)
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
     def logits_of(
@@ -122,8 +134,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         offset = self.offset(q, k)
         q, k = self._rotate(q, k, offset, 0)
         block = max(self.window, self.least_block)
-        # Positions of padded sentences are counted from their first keys, so all keys stay together.
-        whole = context.key_padding_mask is not None or context.return_weights
+        whole = context.return_weights or self.counts_padding and context.key_padding_mask is not None
         if whole or not self.window or q.size(2) <= block:
             return self._softmax(q, k, v, offset, context, **x)
         outputs = [
@@ -132,15 +143,18 @@ class SoftmaxAttentionBase(Drops, Attention):
         return torch.cat(outputs, dim=2), None
 
     def _block(self, q, k, v, offset: int, context: Context, start: int, end: int, **x: Tensor) -> Tensor:
-        """The outputs of the queries ``start`` to ``end``, from the end − start + W − 1 keys that they may see.
+        """The outputs of the queries ``start`` to ``end``, from the keys that they may see.
 
-        All blocks take time and memory O(N·W).
+        These are W − 1 before the first query, the queries' own and, in an encoder, W − 1 after the last. All blocks
+        take time and memory O(N·W).
         """
         q = q[:, :, start:end]
         first, last = max(offset + start - self.window + 1, 0), offset + start + q.size(2)
+        last += 0 if self.causal else self.window - 1
         k, v = k[:, :, first:last], v[:, :, first:last]
         positions = None if context.positions is None else context.positions[first:last]
-        seen = replace(context, positions=positions, first=context.first + first)
+        padding = None if context.key_padding_mask is None else context.key_padding_mask[:, first:last]
+        seen = replace(context, key_padding_mask=padding, positions=positions, first=context.first + first)
         x = {name: of_queries[start:end] for name, of_queries in x.items()}
         return self._softmax(q, k, v, offset + start - first, seen, **x)[0]
 

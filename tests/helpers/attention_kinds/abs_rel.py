@@ -6,14 +6,14 @@ import math
 
 import torch
 
-from helpers.attention_cases import Case, Row
+from helpers.attention_cases import WINDOWS, Case, Row
 from helpers.attention_kinds.relative import positional
 
 CASES = [
     *(Case("abs_rel", role, tolerance=2e-6) for role in ("encoder", "decoder")),
     *(Case("abs_rel", role, {"attention_scale": "learned"}, tolerance=2e-6) for role in ("encoder", "decoder")),
     Case("abs_rel", "encoder", {"logit_scale": "log_length", "attention_bias": True}, tolerance=4e-6),
-    Case("abs_rel", "decoder", {"attention_window": 3}, tolerance=2e-6),
+    *(Case("abs_rel", role, window, tolerance=2e-6) for role, window in WINDOWS.items()),
 ]
 
 

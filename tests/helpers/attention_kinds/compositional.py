@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from helpers.attention_cases import HEADS, ROLES, WIDTH, Case, visible
+from helpers.attention_cases import HEADS, ROLES, WIDTH, WINDOWS, Case, visible
 
 CASES = [
     *(Case("compositional", role, {"retrievals": r}) for role in ROLES for r in (1, 2, 4)),
     *(Case("compositional", role, {"retrieval_score": "concat", "attention_bias": True}) for role in ROLES),
     *(Case("compositional", role, {"retrieval_dim": 5, "logit_scale": "log_length"}) for role in ROLES),
-    Case("compositional", "decoder", {"attention_window": 3}),
+    *(Case("compositional", role, window) for role, window in WINDOWS.items()),
 ]
 
 

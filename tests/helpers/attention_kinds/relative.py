@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from helpers.attention_cases import HEADS, Case, Row
+from helpers.attention_cases import HEADS, WINDOWS, Case, Row
 
 CASES = [
     *(Case("relative", role, tolerance=2e-6) for role in ("encoder", "decoder")),
     Case("relative", "encoder", {"attention_bias": True, "attention_scale": "model_dim"}, tolerance=2e-6),
     *(Case("relative", role, {"logit_scale": "log_length"}, tolerance=4e-6) for role in ("encoder", "decoder")),
-    Case("relative", "decoder", {"attention_window": 3}, tolerance=2e-6),
+    *(Case("relative", role, window, tolerance=2e-6) for role, window in WINDOWS.items()),
 ]
 
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from helpers.attention_cases import ROLES, Case, Row
+from helpers.attention_cases import ROLES, WINDOWS, Case, Row
 
 #: The positions inside attention, with options that let all of them show in a few tokens.
 POSITIONS = {"rotary": {}, "alibi": {}, "t5": {"t5_buckets": 8, "t5_max_distance": 6}}
@@ -22,9 +22,14 @@ CASES = [
         for role in ("encoder", "decoder")
         for scale in ({}, {"logit_scale": "log_length"})
     ),
-    *(Case("softmax", "decoder", {"attention_window": 3, **scale}) for scale in ({}, {"logit_scale": "log_length"})),
     *(
-        Case("softmax", "decoder", {"attention_window": 3}, position=name, position_options=options)
+        Case("softmax", role, window | scale)
+        for role, window in WINDOWS.items()
+        for scale in ({}, {"logit_scale": "log_length"})
+    ),
+    *(
+        Case("softmax", role, window, position=name, position_options=options)
+        for role, window in WINDOWS.items()
         for name, options in POSITIONS.items()
     ),
 ]
