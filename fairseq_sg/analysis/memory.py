@@ -3,8 +3,8 @@
 OUT.npz has arrays whose first dimension is the word. Of the write head: write_weights and usage (words, cells),
 allocation_gate and write_gate (words, 1), and with masks write_mask (words, 1, width). Of the read heads: read_weights,
 forward and backward (words, heads, cells), modes (words, heads, 3: backward, content, forward), free (words, heads),
-and with masks read_masks (words, heads, width). OUT.json has the words and the model's answer. In the picture, OUT.png,
-columns are words, and a column of panels is a head.
+and with masks read_masks (words, heads, width). OUT.json has the words and the model's answer, which is printed where
+the data have labels. In the picture, OUT.png, columns are words, and a column of panels is a head.
 """
 
 from __future__ import annotations
@@ -61,7 +61,12 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         predicted = [answers[answers.nspecial + y[0, -1].argmax().item()]]
     result = Result(facts={"source": words, "output": predicted, "target": expected})
     result.arrays = {name: x[0].float().cpu().numpy() for name, x in record._asdict().items() if x is not None}
-    result.summary = [f"source  {' '.join(words)}", f"output  {' '.join(predicted)}"]
+    shown = predicted
+    if target is not None and loaded.labels_words:
+        # What the model says where nothing is asked, the loss leaves out by default.
+        asked, blank = task.asked(target).tolist(), task.target_dictionary[task.no_label]
+        shown = [word if counts else blank for word, counts in zip(predicted, asked, strict=True)]
+    result.summary = [f"source  {' '.join(words)}", f"output  {' '.join(shown)}"]
     result.summary += [f"target  {' '.join(expected)}"] if expected else []
     for head, modes in enumerate(result.arrays["modes"].mean(0), start=1):
         shares = ", ".join(f"{name} {x:.2f}" for name, x in zip(("backward", "content", "forward"), modes, strict=True))

@@ -51,7 +51,10 @@ def test_the_record_is_the_models(folder, saved, tmp_path, capsys):
     for word, row in zip(facts["output"], bits, strict=True):
         assert "".join(map(str, row)) == word or table[index(word)] == row
     assert (tmp_path / "m.png").stat().st_size > 1000
-    assert "head 2: mean read mode backward" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "head 2: mean read mode backward" in printed
+    asked = [word if label != "." else "." for word, label in zip(facts["output"], target, strict=True)]
+    assert "." in asked and f"output  {' '.join(asked)}\n" in printed
 
 
 def test_a_sentence_of_words(saved, tmp_path):
