@@ -57,8 +57,8 @@ class SGOperatorConfig(EncoderConfig, StackConfig):
     coordinates: str = field(
         default="input",
         metadata={
-            "help": "coordinates of the points: features of the 'input', columns of all 'heads' of galerkin and "
-            "fourier attention (as published), or 'none'",
+            "help": "coordinates of the points: features of the 'input', columns of all 'heads' of softmax, linear, "
+            "galerkin and fourier attention (as published), or 'none'",
             "choices": ("input", "heads", "none"),
         },
     )

@@ -16,7 +16,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import OPERATOR_ARCHITECTURES
 from fairseq_sg.models.sg_operator import SGOperator, coordinates, resolve, without_edge
-from fairseq_sg.modules.attention import ATTENTION_REGISTRY
+from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.depth import DEPTH_REGISTRY
 from fairseq_sg.modules.feedforward import FEEDFORWARD_REGISTRY
@@ -27,6 +27,7 @@ from helpers.fields import STATISTICS, build, node_axis, periodic_axis, task_of
 from helpers.models import FFN_OPTIONS
 
 ENCODERS = sorted(name for name, kind in ATTENTION_REGISTRY.items() if "encoder" in kind.roles)
+JOINING = sorted(name for name, kind in ATTENTION_REGISTRY.items() if kind.joins_coordinates)
 MODELS = {
     **{f"attention {name}": {"encoder_attention": name} for name in ENCODERS},
     **{f"depth {name}": {"depth": name} for name in sorted(DEPTH_REGISTRY)},
@@ -34,7 +35,7 @@ MODELS = {
         f"feedforward {name}": {"encoder_ffn": name} | FFN_OPTIONS.get(name, {})
         for name in sorted(FEEDFORWARD_REGISTRY)
     },
-    "fourier, heads": {"encoder_attention": "fourier", "coordinates": "heads"},
+    **{f"{name}, heads": {"encoder_attention": name, "coordinates": "heads"} for name in JOINING},
     "no coordinates": {"coordinates": "none"},
     "no attention": {"encoder_layers": 0},
     "no spectral layers": {"spectral_layers": 0, "decoder_coordinates": True},
@@ -123,6 +124,53 @@ def test_attention_with_coordinates_in_every_head_by_hand(kind, normalized, scal
     expected = a1 + layer.update.ffn(a1)
     states = run(model, a, return_all_hiddens=True)[1]["inner_states"]
     torch.testing.assert_close(states[-1].transpose(0, 1), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoder_attention": "softmax"},
+        {"encoder_attention": "softmax", "attention_scale": "learned", "logit_scale": "log_length"},
+        {"encoder_attention": "linear", "qk_norm": "l2"},
+        {"encoder_attention": "linear", "feature_dim": "3"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dims", [1, 2])
+def test_quotients_with_coordinates_in_every_head_by_hand(options, dims):
+    """Softmax and linear attention of the first layer over pairs of points, with x beside q, k and v.
+
+    Softmax attention divides its logits by the root of the width with x.
+    """
+    grid = {} if dims == 1 else {"coarse_points": 3}
+    model = build(dims, coordinates="heads", encoder_layers=1, **options, **grid).eval()
+    attention = model.stack.layers[0].self_attn
+    a = waves(7, 2) if dims == 1 else torch.randn(2, 7, 7, dtype=torch.float64)
+    axis = (periodic_axis if dims == 1 else node_axis)(7)
+    h, x = model._lifted(a, axis)
+    h, x = h.flatten(1, -2), x.flatten(0, -2)  # (B, N, C), (N, p)
+    heads, expected_weights = [], []
+    for head in range(2):
+        q, k, v = (
+            torch.cat([getattr(attention, f"{name}_proj")(h).chunk(2, dim=-1)[head], x.expand(2, *x.shape)], dim=-1)
+            for name in "qkv"
+        )
+        if options["encoder_attention"] == "softmax":
+            s = math.log(len(x)) if "logit_scale" in options else 1.0
+            weights = (s * q @ k.mT / math.sqrt(6 + dims)).softmax(-1)
+        else:
+            q, k = F.elu(q) + 1, F.elu(k) + 1
+            if "qk_norm" in options:
+                q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+            weights = q @ k.mT
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+        expected_weights.append(weights)
+        heads.append(weights @ v)
+    expected = attention.out_proj(torch.cat(heads, dim=-1)).transpose(0, 1)
+    torch.testing.assert_close(attention(h.transpose(0, 1), None, Context(coordinates=x)).output, expected)
+    shown = attention(h.transpose(0, 1), None, Context(coordinates=x, return_weights=True))
+    torch.testing.assert_close(shown.output, expected)
+    torch.testing.assert_close(shown.weights, torch.stack(expected_weights, dim=1))
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name not in ORDERED])
@@ -311,6 +359,24 @@ def test_coordinates_in_heads_are_not_rounded_by_autocast(kind, monkeypatch):
     assert all(torch.equal(x[0, 0, :, -1], periodic_axis(2048).float()) for x in seen) and len(seen) >= 3
 
 
+@pytest.mark.parametrize("kind", JOINING)
+@pytest.mark.parametrize("low", ["autocast", "half"])
+def test_attention_on_coordinates_alone_is_that_of_single_precision(kind, low):
+    """Projections of 0 leave the coordinates: every product is then of float32, whatever the dtype of the states."""
+    make = ATTENTION_REGISTRY.find(kind)
+    module = make(12, 2, role="encoder", columns=1).eval()
+    for projection in (module.q_proj, module.k_proj, module.v_proj):
+        torch.nn.init.zeros_(projection.weight)
+    module.out_proj = torch.nn.Identity()
+    x, context = torch.randn(300, 2, 12), Context(coordinates=torch.linspace(0, 1, 300)[:, None])
+    expected = module(x, None, context).output
+    assert expected[..., 6].std(0).gt(1e-4).all()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low == "autocast"):
+        module, x = (module, x) if low == "autocast" else (module.bfloat16(), x.bfloat16())
+        out = module(x, None, context).output
+    assert torch.equal(out, expected.bfloat16())
+
+
 @pytest.mark.parametrize("options", [{}, {"decoder_coordinates": True}], ids=["plain", "joined"])
 def test_coordinates_and_predictions_are_not_rounded_by_autocast(options):
     """In bfloat16, a fine grid has many points at one coordinate, and a prediction 8 bits."""
@@ -380,7 +446,12 @@ def test_a_constant_field_has_no_scale():
     [
         ({"position": "rotary"}, 1, "--position rotary is not for a grid"),
         ({"coordinates": "all"}, 1, "--coordinates is 'all': choose from input, heads, none"),
-        ({"coordinates": "heads", "encoder_attention": "softmax"}, 1, "--coordinates heads is not defined for softmax"),
+        (
+            {"coordinates": "heads", "encoder_attention": "relative"},
+            1,
+            "--coordinates heads is not defined for relative attention: choose --coordinates input, or one of fourier, "
+            "galerkin, linear, softmax",
+        ),
         ({"field_scaling": "pointwise"}, 1, "--field-scaling is 'pointwise': choose from none, scalar"),
         ({"galerkin_average": "max"}, 1, "--galerkin-average is 'max': choose from mean, sum, or a number above 0"),
         ({"galerkin_average": "-1"}, 1, "--galerkin-average is '-1': choose from mean, sum, or a number above 0"),

@@ -27,6 +27,7 @@ from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
 from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.modules.cpu.packing import Packing
+from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
 from fairseq_sg.registry import Mechanism, Registry
 
 ROLES = ("encoder", "decoder", "cross")
@@ -68,7 +69,7 @@ class Attention(Mechanism, nn.Module):
         value_heads: how many heads of width E the Values have; H unless given.
         output_projection: whether the heads' outputs go through a last projection.
         columns: p, the number of ``context.coordinates`` that are joined to every head's q, k and v; only for kinds
-            that ``join_coordinates``.
+            that ``join_coordinates``, in the role ``encoder``.
         attention_init, attention_bias: see :class:`AttentionOptions`.
 
     Raises:
@@ -86,7 +87,7 @@ class Attention(Mechanism, nn.Module):
     sees_input: ClassVar[bool] = False
     #: Whether the causal ``attend`` may have more keys than queries: a memory, before the positions of the queries.
     remembers: ClassVar[bool] = False
-    #: Whether the kind joins the coordinates of points to q, k and v: then ``attend`` returns E + p columns a head.
+    #: Whether ``attend`` joins the coordinates of points to q, k and v (``joined``), and returns E + p columns a head.
     joins_coordinates: ClassVar[bool] = False
     options: ClassVar[type] = AttentionOptions
     #: The meaning of ``--attention-init reference``: another choice, or a name that ``reset_parameters`` knows.
@@ -130,9 +131,10 @@ class Attention(Mechanism, nn.Module):
                 "--decoder-attention-heads that do"
             )
         if columns and not self.joins_coordinates:
+            kinds = sorted(name for name, cls in ATTENTION_REGISTRY.items() if cls.joins_coordinates)
             raise UsageError(
                 f"--coordinates heads is not defined for {self.registered_name} attention: choose --coordinates input, "
-                "or galerkin or fourier attention"
+                f"or one of {', '.join(kinds)}"
             )
         self.columns = columns
         self.role = role
@@ -151,6 +153,11 @@ class Attention(Mechanism, nn.Module):
             raise UsageError("--attention-init torch_biases needs --attention-bias: add it, or choose torch")
         self._init = self.reference_init if attention_init == "reference" else attention_init
         self.reset_parameters()
+
+    @property
+    def query_width(self) -> int:
+        """The width of a head's queries and keys, coordinates included."""
+        return self.qk_head_dim + self.columns
 
     @property
     def _state_key(self) -> str:
@@ -234,12 +241,27 @@ class Attention(Mechanism, nn.Module):
             out = self._decode(q, source, context, seen)  # (B, H, N, E)
             return AttentionOutput(self._join_heads(out, context.packing), None, None)
         k, v = self._keys_and_values(source, context)  # (B, H, M, D), (B, H, M, E)
-        out, weights = self.attend(q, k, v, context, **seen)  # (B, H, N, E)
+        if self.columns:
+            out, weights = self._attend_to_points(q, k, v, context, seen)  # (B, H, N, E + p)
+        else:
+            out, weights = self.attend(q, k, v, context, **seen)  # (B, H, N, E)
         values = None
         if context.return_values:
             new = v if context.memory is None else v[:, :, context.memory.size(0) :]
             values = Values(new, context.padding_mask)
         return AttentionOutput(self._join_heads(out, context.packing), weights, values)
+
+    def _attend_to_points(self, q: Tensor, k: Tensor, v: Tensor, context: Context, seen: dict[str, Tensor]):
+        """``attend`` in float32 or better: half precision has too few numbers for coordinates."""
+        with autocast_disabled(q.device):
+            out, weights = self.attend(*to_accumulation_dtype(q, k, v), context, **seen)
+        return out.type_as(v), weights
+
+    def joined(self, context: Context, *heads: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v (B, H, N, D), with the coordinates of the points if there are any: (B, H, N, D + p)."""
+        if not self.columns:
+            return heads
+        return tuple(torch.cat([x, context.coordinates.to(x).expand(*x.shape[:2], -1, -1)], dim=-1) for x in heads)
 
     def _decode(self, q: Tensor, source: Tensor, context: Context, seen: dict[str, Tensor]) -> Tensor:
         """Outputs (B, H, N, E) of the new positions; updates the attention's own state."""

@@ -141,11 +141,10 @@ class GalerkinAttention(Attention):
         if self.divisor is not None:
             n = self.divisor
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
-        # In float32: sums over many keys exceed float16, and half precision has too few numbers for coordinates.
+        # In float32: sums over many keys exceed float16.
         q, k, v = to_accumulation_dtype(q, k, v)
         q, k = self._rotated(q, k, offset, 0)
-        if self.columns:
-            q, k, v = (torch.cat([x, _columns_like(x, context.coordinates)], dim=-1) for x in (q, k, v))
+        q, k, v = self.joined(context, q, k, v)
         total = linear_attention(q, k, v, causal=self.causal, key_padding_mask=padding, normalize=False)
         out = (total * self.scale / n).to(dtype)  # (B, H, N, E)
         return out, self._weights(q, k, n, padding) if context.return_weights else None
@@ -203,7 +202,7 @@ class FourierAttention(GalerkinAttention):
     def __init__(self, embed_dim: int, num_heads: int, *, fourier_scale: str = "head_dim", **kwargs):
         super().__init__(embed_dim, num_heads, **kwargs)
         ranges.check(FourierOptions, {"fourier_scale": fourier_scale})
-        self.scale = (self.head_dim + self.columns) ** -0.5 if fourier_scale == "head_dim" else 1.0
+        self.scale = self.query_width**-0.5 if fourier_scale == "head_dim" else 1.0
 
 
 def _divisor(text: str) -> float:
@@ -215,11 +214,6 @@ def _divisor(text: str) -> float:
     if not 0 < number < math.inf:
         raise UsageError(f"--galerkin-average is {text!r}: choose from mean, sum, or a number above 0")
     return number
-
-
-def _columns_like(x: Tensor, coordinates: Tensor) -> Tensor:
-    """Coordinates (N, p) for every sequence and head of x (B, H, N, D): (B, H, N, p)."""
-    return coordinates.to(x).expand(*x.shape[:2], -1, -1)
 
 
 def _real(k: Tensor, key_padding_mask: Tensor | None) -> Tensor:

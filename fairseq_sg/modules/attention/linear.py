@@ -92,6 +92,7 @@ class LinearAttention(Attention):
     options = LinearOptions
     takes = frozenset({"rotation"})
     remembers = True
+    joins_coordinates = True
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class LinearAttention(Attention):
         width = _width(feature_dim, embed_dim // max(num_heads, 1) if head_dim is None else head_dim)
         super().__init__(embed_dim, num_heads, head_dim=head_dim, qk_head_dim=width, **kwargs)
         _advise(feature_map, feature_dim, width)
-        self.feature_map = build_feature_map(feature_map, self.qk_head_dim, **(feature_map_options or {}))
+        self.feature_map = build_feature_map(feature_map, self.query_width, **(feature_map_options or {}))
         features = self.feature_map.features
         self.q_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
         self.k_norm = build_qk_norm(qk_norm, features, **(qk_norm_options or {}))
@@ -156,6 +157,7 @@ class LinearAttention(Attention):
             query_positions = self._positions(q, None)
         else:
             query_positions = None if key_positions is None else key_positions[..., k.size(2) - q.size(2) :]
+        q, k, v = self.joined(context, q, k, v)
         q, k = self._queries(q, query_positions), self._keys(k, key_positions)  # Q̂ (B, H, N, F), K̂ (B, H, M, F)
         out = self._weighted_sum(q, k, v, padding)  # (B, H, N, E)
         return out, self._weights(q, k, padding).type_as(v) if context.return_weights else None

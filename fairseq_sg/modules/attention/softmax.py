@@ -114,7 +114,7 @@ class SoftmaxAttentionBase(Drops, Attention):
         windows = {"attention_window": attention_window, "encoder_attention_window": encoder_attention_window}
         given = {"attention_scale": attention_scale, "logit_scale": logit_scale}
         ranges.check(SoftmaxOptions, {**given, **windows, "attention_dropout": attention_dropout})
-        self.scale = (self.embed_dim if attention_scale == "model_dim" else self.qk_head_dim) ** -0.5
+        self.scale = (self.embed_dim if attention_scale == "model_dim" else self.query_width) ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
         self.attention_dropout = attention_dropout or 0.0
@@ -133,6 +133,7 @@ class SoftmaxAttentionBase(Drops, Attention):
     def attend(self, q, k, v, context, **x):
         offset = self.offset(q, k)
         q, k = self._rotate(q, k, offset, 0)
+        q, k, v = self.joined(context, q, k, v)
         block = max(self.window, self.least_block)
         whole = context.return_weights or self.counts_padding and context.key_padding_mask is not None
         if whole or not self.window or q.size(2) <= block:
@@ -255,3 +256,4 @@ class SoftmaxAttention(SoftmaxAttentionBase):
     """Time O(N·M·d), memory O(N·M) at worst; decoding keeps all keys and values."""
 
     paper = "Vaswani et al. 2017"
+    joins_coordinates = True
