@@ -63,7 +63,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     result.arrays = {name: x[0].float().cpu().numpy() for name, x in record._asdict().items() if x is not None}
     shown = predicted
     if target is not None and loaded.labels_words:
-        # What the model says where nothing is asked, the loss leaves out by default.
+        # Where nothing is asked, the loss ignores the answer by default.
         asked, blank = task.asked(target).tolist(), task.target_dictionary[task.no_label]
         shown = [word if counts else blank for word, counts in zip(predicted, asked, strict=True)]
     result.summary = [f"source  {' '.join(words)}", f"output  {' '.join(shown)}"]

@@ -111,9 +111,14 @@ class SoftmaxAttentionBase(Drops, Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, **kwargs)
-        windows = {"attention_window": attention_window, "encoder_attention_window": encoder_attention_window}
-        given = {"attention_scale": attention_scale, "logit_scale": logit_scale}
-        ranges.check(SoftmaxOptions, {**given, **windows, "attention_dropout": attention_dropout})
+        given = {
+            "attention_dropout": attention_dropout,
+            "attention_scale": attention_scale,
+            "logit_scale": logit_scale,
+            "attention_window": attention_window,
+            "encoder_attention_window": encoder_attention_window,
+        }
+        ranges.check(SoftmaxOptions, given)
         self.scale = (self.embed_dim if attention_scale == "model_dim" else self.query_width) ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
