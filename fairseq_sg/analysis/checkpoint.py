@@ -415,10 +415,11 @@ def read_sentence(
     a word is plain, and is split.
 
     The own output is generated greedily, up to ``longest`` words including the end symbol. The default of ``longest``
-    is the maximum target length of the data.
+    is the maximum target length of the data. With ``--oracle-length`` there is no end symbol, and ``longest`` is the
+    number of words.
 
     Raises UsageError for an unknown word, an empty text, a target for a model without a decoder, a ``longest`` where no
-    output is generated, and a model that labels words.
+    output is generated, a model that labels words, and an output without an end and of no given length.
     """
     if longest is not None and (target is not None or not loaded.has_decoder):
         raise UsageError("--max-len limits an output that the model generates, and it generates none here: omit it")
@@ -439,14 +440,18 @@ def read_sentence(
         return Sentence(inputs, words, [], [], [answers[answers.nspecial + predicted]])
     eos, complete = answers.eos(), True
     if target is None:
-        if given_length(task):
-            raise UsageError(f"{loaded.arch} was trained with --oracle-length and cannot end an output: give --target")
-        output = _greedy(model, inputs, answers, longest or loaded.longest_target or 200)
-        complete = output[-1:] == [eos]
+        if given_length(task) and longest is None:
+            raise UsageError(
+                f"with --oracle-length, {loaded.arch} cannot end an output: give --target, or the number of words as "
+                "--max-len"
+            )
+        output = _greedy(loaded, inputs, longest or loaded.longest_target or 200)
+        complete = output[-1:] == [eos] or given_length(task)
     else:
         output = encode(target, answers, "--target", loaded.data, "target").tolist()
+        output = output[:-1] if given_length(task) else output
     inputs["prev_output_tokens"] = torch.tensor([[eos, *output[: len(output) - 1]]], device=loaded.device)
-    predicted = best(model(**inputs)[0], answers.pad())[0].tolist()
+    predicted = _answers(loaded, model(**inputs)[0])[0].tolist()
     previous = inputs["prev_output_tokens"][0].tolist()
     named = ([answers[i] for i in indices] for indices in (previous, output, predicted))
     return Sentence(inputs, words, *named, complete=complete)
@@ -549,12 +554,22 @@ def encode(line: str | Sequence[str], dictionary: Dictionary, name: str, data: s
     return torch.tensor([*map(dictionary.index, words), dictionary.eos()])
 
 
-def _greedy(model: nn.Module, inputs: dict[str, Tensor], dictionary: Dictionary, longest: int) -> list[int]:
+def _greedy(loaded: Loaded, inputs: dict[str, Tensor], longest: int) -> list[int]:
     """The model's greedy output, up to the end symbol or to ``longest`` words."""
+    model, end = loaded.model, loaded.task.target_dictionary.eos()
     encoder_out = model.encoder(**inputs)
     output: list[int] = []
-    while len(output) < longest and output[-1:] != [dictionary.eos()]:
-        previous = torch.tensor([[dictionary.eos(), *output]], device=inputs["src_tokens"].device)
+    while len(output) < longest and output[-1:] != [end]:
+        previous = torch.tensor([[end, *output]], device=loaded.device)
         logits = model.decoder(previous, encoder_out=encoder_out)[0]
-        output.append(int(best(logits, dictionary.pad())[0, -1]))
+        output.append(int(_answers(loaded, logits)[0, -1]))
     return output
+
+
+def _answers(loaded: Loaded, logits: Tensor) -> Tensor:
+    """The best words, int64 (B, N); with ``--oracle-length``, the end symbol is none. Logits are (B, N, V)."""
+    dictionary = loaded.task.target_dictionary
+    if given_length(loaded.task):
+        logits = logits.clone()
+        logits[..., dictionary.eos()] = -torch.inf
+    return best(logits, dictionary.pad())

@@ -44,6 +44,16 @@ def test_a_model_that_is_trained_without_the_end_symbol(data, tmp_path):
         assert refused.code != 0 and "error: with --oracle-length the length of an output is given" in refused.err
     maps = run("fairseq_sg.analysis", "maps", checkpoint, "--input", "walk twice", "--out", tmp_path / "a.png")
     assert maps.code == 1 and "cannot end an output: give --target" in maps.err
+    # Words without an end symbol are read, answered and drawn.
+    for more, words in ((["--target", "I_WALK I_WALK I_JUMP"], 3), (["--max-len", 4], 4)):
+        out = tmp_path / f"{words}.png"
+        succeed("fairseq_sg.analysis", "maps", checkpoint, "--input", "walk twice", *more, "--out", out)
+        facts = json.loads(out.with_suffix(".json").read_text())
+        assert len(facts["output"]) == len(facts["target"]) == words and facts["complete"]
+        assert not {"</s>", "<pad>"} & {*facts["output"], *facts["target"]}
+        assert facts["target"] == (more[1].split() if words == 3 else facts["output"])
+        keys = facts["roles"]["decoder"]["keys"]
+        assert keys == ["</s>", *facts["target"][:-1]]
 
 
 def test_a_checkpoint_also_from_before_the_option(data, trained, tmp_path):
