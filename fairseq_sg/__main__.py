@@ -53,7 +53,18 @@ def help_text() -> str:
 
 def main(line: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code, 1 where it cannot be imported, 2 for an unknown one."""
-    name, *rest = (sys.argv[1:] if line is None else line) or [""]
+    try:
+        code = _run((sys.argv[1:] if line is None else line) or [""])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output, such as head, has closed it
+        # Otherwise Python flushes the rest at exit and fails again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _run(line: Sequence[str]) -> int:
+    name, *rest = line
     if name in ("", "-h", "--help"):
         print(help_text())
         return 0 if name else 2
@@ -69,17 +80,11 @@ def main(line: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"fairseq_sg.{name}" + ".__main__" * (name in PACKAGES))
         # fairseq reports what it loads.
         logging.getLogger().setLevel(logging.WARNING)
-        code = module.main(rest)
-        sys.stdout.flush()
+        return module.main(rest)
     except ImportError as error:
         advice = "" if "`fairseq-sg doctor`" in str(error) else ". `fairseq-sg doctor` tells what is missing"
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of the output, such as head, has closed it
-        # Otherwise Python flushes the rest at exit and fails again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return code
 
 
 if __name__ == "__main__":

@@ -67,10 +67,11 @@ def test_without_fairseq_the_doctor_is_named():
     assert line.startswith("error: ") and line.endswith("`fairseq-sg doctor` tells what is missing")
 
 
-def test_a_reader_that_has_left_ends_the_command_quietly():
+@pytest.mark.parametrize("line", [["kernels", "list"], ["--help"]])
+def test_a_reader_that_has_left_ends_the_command_quietly(line):
     reading, writing = os.pipe()
     os.close(reading)
-    code = "import sys; from fairseq_sg.__main__ import main; sys.exit(main(['kernels', 'list']))"
+    code = f"import sys; from fairseq_sg.__main__ import main; sys.exit(main({line}))"
     result = run(code, stdout=writing)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, "")

@@ -201,6 +201,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = min(len(runs), args.jobs or processes * args.together)
     prefix = _prefix(args, plan)
     if args.index is None:
+        figures.check_name(prefix)
         check_writable(f"--results {_file(prefix)}", _file(prefix))
     earlier = _earlier(prefix)
     if earlier:
@@ -257,11 +258,11 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
 
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with _alone(prefix.parent):
-        found, earlier = results.collect(plan, trials), _earlier(prefix)
-        found = results.merged(earlier, found, _file(prefix)) if earlier else found
+        own, earlier = results.collect(plan, trials), _earlier(prefix)
+        found = results.merged(earlier, own, _file(prefix)) if earlier else own
         try:
             if plan.recipe.by_length:
-                found.bleu = by_length.score(plan, trials, found, found.bleu)
+                found.bleu = by_length.score(plan, trials, own, found.bleu)
         finally:
             # Also where translations are missing: the other numbers are right.
             try:
@@ -385,10 +386,14 @@ def render_files(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace) -> int:
     names = (args.a.stem, args.b.stem) if args.a.stem != args.b.stem else (str(args.a), str(args.b))
-    rows = report.compare(results.read(args.a), results.read(args.b), names)
+    a, b = results.read(args.a), results.read(args.b)
+    rows = report.compare(a, b, names)
     if len(rows) == 1:
         raise UsageError(f"{args.a} and {args.b} have no row, data and column in common")
     print(report.as_text(rows))
+    print(f"\nThe difference is {names[1]} less {names[0]}.")
+    for sentence in report.unlike(a, b):
+        print(f"note: {sentence}")
     return 0
 
 

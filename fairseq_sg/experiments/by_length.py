@@ -21,6 +21,7 @@ from typing import Any
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import figures
 from fairseq_sg.experiments.plan import Plan, Trial
+from fairseq_sg.experiments.records import saved
 from fairseq_sg.experiments.report import Table, as_text, markdown_table
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import read_manifest
@@ -385,6 +386,9 @@ def score(
 ) -> dict[str, Any] | None:
     """The comparison on every dataset, of the finished runs and of an earlier score; None before any.
 
+    Args:
+        results: of the plan's own folders, which have the translations.
+
     Raises:
         UsageError: translations are missing or come from other data.
     """
@@ -395,12 +399,12 @@ def score(
         finished = {
             (record["row"], record["seed"])
             for record in results.records
-            if record["data"] == data and record.get("result", {}).get("generated") and "failed" not in record
+            if record["data"] == data and record.get("result", {}).get("generated")
         }
         systems = [
             System(trial.row, trial.run.seed, {subset: trial.run.decoded_log(subset) for subset in subsets})
             for trial in trials
-            if trial.data == data and (trial.row, trial.run.seed) in finished and trial.run.folder.exists()
+            if trial.data == data and (trial.row, trial.run.seed) in finished and "failed" not in saved(trial.run)
         ]
         if subsets and systems:
             text = read_text(plan.data / recipe.data[data].folder, subsets)

@@ -37,6 +37,8 @@ COLUMN, PAGE = 3.4, 7.0
 LABELLED, CURVES = 5, 10
 #: With more panels in a row, the unit of a bar has a line of its own.
 NARROW = 4
+#: The ends of a results file's name in those of its pictures, after the one that has its name.
+ENDS = ("-curves", "-loss", "-bleu")
 #: Bars of more columns stand in rows of a few, so that their names do not touch.
 ACROSS, FEW = 8, 5
 
@@ -57,6 +59,15 @@ def save(figure: Any, path: Path, source: str = "") -> None:
     """Writes a figure and closes it. ``source`` is stored in the file, so that a stale picture can be found."""
     figure.savefig(path, bbox_inches="tight", metadata={"Source": source, "Software": None})
     pyplot().close(figure)
+
+
+def check_name(prefix: Path) -> None:
+    """Raises UsageError where another results file has pictures of the same names, as x-loss.json has of x.json."""
+    name = prefix.name
+    others = [name + end for end in ENDS] + [name.removesuffix(end) for end in ENDS if name.endswith(end)]
+    for other in others:
+        if prefix.with_name(f"{other}.json").exists():
+            raise UsageError(f"{prefix}.json and {other}.json would have pictures of one name: rename one of them")
 
 
 def draw_all(results: Results, prefix: Path, source: str = "") -> list[Path]:

@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 
 
 def interval(a: Sequence[float], b: Sequence[float], paired: bool = False) -> tuple[float, float] | None:
-    """The confidence interval of mean(a) − mean(b); None below two values each.
+    """The confidence interval of mean(a) − mean(b); None below two values each, and where no float has a variance.
 
         mean(a) − mean(b) ± t_ν √e,   e = s_a²/n_a + s_b²/n_b,
         1/ν = (s_a²/(n_a e))²/(n_a − 1) + (s_b²/(n_b e))²/(n_b − 1).
@@ -27,7 +27,10 @@ def interval(a: Sequence[float], b: Sequence[float], paired: bool = False) -> tu
 
     difference = statistics.mean(a) - statistics.mean(b)
     varying = [[x - y for x, y in zip(a, b, strict=True)]] if paired else [a, b]
-    errors = [statistics.variance(values) / len(values) for values in varying]
+    try:
+        errors = [statistics.variance(values) / len(values) for values in varying]
+    except OverflowError:
+        return None
     error = sum(errors)
     if error == 0:
         return difference, difference

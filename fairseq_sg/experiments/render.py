@@ -89,6 +89,7 @@ def render(paths: list[Path]) -> list[Path]:
 
 def write_pages(found: Results, prefix: Path) -> list[Path]:
     """Writes PREFIX.md, .tex, .csv and the pictures of results whose file is PREFIX.json."""
+    figures.check_name(prefix)
     source = hashlib.sha256(Path(f"{prefix}.json").read_bytes()).hexdigest()
     pictures = figures.draw_all(found, prefix, source)
     if found.bleu:
@@ -104,7 +105,7 @@ def write_pages(found: Results, prefix: Path) -> list[Path]:
 def texts(found: Results, name: str, pictures: list[str]) -> dict[str, str]:
     """The texts of a results file, by the ends of their names."""
     made = {
-        ".md": report.page(found, [picture for picture in pictures if not picture.endswith("-bleu.png")]),
+        ".md": report.page(found, [picture for picture in pictures if picture != f"{name}-bleu.png"]),
         ".tex": report.latex(found),
         ".csv": report.as_csv(found),
     }

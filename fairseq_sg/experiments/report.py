@@ -305,13 +305,7 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
     ]
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
-    if recipe.has_published and recipe.published_std == "population":
-        others = [row.label for name, row in recipe.rows.items() if row.published and recipe.std_of(name) == "sample"]
-        found.append(
-            f"Published ± is the population's standard deviation of {recipe.papers_seeds} seeds; verdicts take the "
-            f"sample's, {recipe.of_sample:.3f} times as much."
-        )
-        found += [f"For {' and '.join(others)} it is the sample's."] if others else []
+    found += _about_published_std(recipe)
     if recipe.has_published:
         known = f"The paper has {recipe.papers_seeds} seed{'s' * (recipe.papers_seeds > 1)}."
         found += [
@@ -320,6 +314,20 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
             "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
         ]
     return found
+
+
+def _about_published_std(recipe: Recipe) -> list[str]:
+    """What follows ± in the published numbers, where it is not the sample's standard deviation in all rows."""
+    published = {name: recipe.std_of(name) for name, row in recipe.rows.items() if row.published}
+    if "population" not in published.values():
+        return []
+    others = " and ".join(recipe.rows[name].label for name, std in published.items() if std != recipe.published_std)
+    of_all = recipe.published_std == "population"
+    first = (
+        f"Published ±{'' if of_all else f' of {others}'} is the population's standard deviation of "
+        f"{recipe.papers_seeds} seeds; verdicts take the sample's, {recipe.of_sample:.3f} times as much."
+    )
+    return [first, *([f"For {others} it is the sample's."] if of_all and others else [])]
 
 
 def _metric(recipe: Recipe, column: Column) -> str:
@@ -409,7 +417,7 @@ def difference(a: Place, b: Place, paired: bool = False) -> tuple[str, tuple[flo
 
 
 def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
-    """The common numbers of two results, with their difference.
+    """The common numbers of two results, with their difference: that of ``b`` less that of ``a``.
 
     Brackets are the 95 % confidence interval of the difference of means; medians have none. The last column says
     whether it excludes 0. Numbers of different steps are given with them.
@@ -430,6 +438,23 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
                 numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
             rows.append([line.label, line.data, key, *numbers, text, clear])
     return rows
+
+
+def unlike(a: Results, b: Results) -> list[str]:
+    """What two results measure otherwise under one name: data, and the checkpoint; a sentence each."""
+    found = []
+    for name in sorted(a.recipe.data.keys() & b.recipe.data.keys()):
+        one, other = (results.recipe.data[name].prepare for results in (a, b))
+        if one != other:
+            found.append(f"{name} is not the same data: `{one}`, and `{other}`.")
+    one, other = (_choice(results.recipe) for results in (a, b))
+    if one != other:
+        found.append(f"The checkpoint is not chosen in one way: {one}, and {other}.")
+    return found
+
+
+def _choice(recipe: Recipe) -> str:
+    return f"the best by {recipe.checkpoint_metric}" if recipe.checkpoint == "best" else f"the {recipe.checkpoint} one"
 
 
 _LATEX = {

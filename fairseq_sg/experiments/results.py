@@ -95,7 +95,9 @@ class Results:
         return "diverged" in record or (every and "failed" not in record)
 
     def of(self, row: str, data: str) -> list[Record]:
-        return [record for record in self.records if (record["row"], record["data"]) == (row, data)]
+        """The records of a row on a dataset, by seed."""
+        found = [record for record in self.records if (record["row"], record["data"]) == (row, data)]
+        return sorted(found, key=lambda record: record["seed"])
 
     def _starts(self) -> list[dict[str, Any]]:
         return [start for record in self.records for start in record.get("starts", ())]
@@ -156,6 +158,7 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
             record |= {"minutes": minutes(run), "result": partial} if partial else {}
         elif "result" in record:
             record["result"] = as_asked(run)
+            record.pop("failed", None)  # a later evaluation, of what the recipe has got since then
         kept = {key: record[key] for key in _KEPT if key in record}
         if record and "commands" not in kept:
             there = replace(run, arguments=record["settings"].get("arguments", run.arguments))
@@ -237,7 +240,12 @@ def merged(before: Results, now: Results, path: Path) -> Results:
 
     other = next((record for record in before.records if reached(record) >= 0 and not same(record)), None)
     if other or before.steps_scale != now.steps_scale:
-        what = f"its row {other['row']!r} was trained or evaluated otherwise" if other else "with another --steps-scale"
+        if not other:
+            what = "with another --steps-scale"
+        elif planned(other):
+            what = f"its row {other['row']!r} was trained or evaluated otherwise"
+        else:
+            what = f"this one has no row {other['row']!r} on {other['data']!r}"
         raise UsageError(f"{path} has results of another version of the recipe ({what}): choose another --results")
     found = {key(record): record for record in now.records}
     for record in before.records:

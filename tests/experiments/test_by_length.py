@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -409,6 +410,23 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     earlier = results.read(tmp_path / "results" / "tiny_v0.2.json")
     scored = by_length.score(plan, [trial], results.collect(plan, [trial]), earlier.bleu)["tiny"]
     assert [row[:3] for row in by_length.subset_table(scored)[1:]] == [["test", "hard", "1"], ["gen", "hard", "1"]]
+
+
+def test_a_seed_that_is_trained_again_elsewhere_keeps_its_scores(tmp_path, capsys):
+    """Its translations are where the file was made. Here it has only begun."""
+    plan, references = planned(tmp_path, seeds="1"), write_data(tmp_path / "tiny")
+    prefix = tmp_path / "results" / "tiny"
+    for trial in plan.trials():
+        translate(trial.run.folder, references, 0.3)
+        save(trial.run, result=RESULT)
+    command.publish(plan, plan.trials(), prefix)
+    before = results.read(prefix.with_suffix(".json"))
+    elsewhere = replace(plan, out=tmp_path / "elsewhere")
+    for trial in elsewhere.trials():
+        save(trial.run)
+    command.publish(elsewhere, elsewhere.trials(), prefix)
+    after = results.read(prefix.with_suffix(".json"))
+    assert before.bleu["tiny"]["systems"] and after.bleu == before.bleu and after.records == before.records
 
 
 def test_rows_of_another_time_are_united(made):

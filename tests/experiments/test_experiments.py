@@ -334,6 +334,12 @@ def test_compare(here, capsys):
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert rows[0] == ["model", "data", "column", "one", "other", "difference", "interval excludes 0"]
     assert ["An LSTM_1", "tiny", "OOD", "0.11 ± 0.01", "0.16 ± 0.03", "+0.05 [−0.09, +0.19]", "no"] in rows
+    assert rows[-1] == ["The difference is other less one."]
+    changed = replace(found, checkpoint="last")
+    Results(changed, 1.0, [record("good", 1, gen=14.0)]).write(here / "other.json")
+    assert command.main(["compare", "one.json", "other.json"]) == 0
+    note = "note: The checkpoint is not chosen in one way: the best by accuracy, and the last one."
+    assert capsys.readouterr().out.splitlines()[-1] == note
 
 
 def test_files_of_one_name_are_compared_by_their_paths(here, capsys):

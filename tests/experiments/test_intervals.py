@@ -36,6 +36,10 @@ def test_values_that_do_not_vary_are_exact():
     assert low == pytest.approx(10 - 4.3027 * 3**-0.5, abs=1e-3) and high == pytest.approx(20 - low)
 
 
+def test_values_whose_squares_no_float_holds_have_no_interval():
+    assert interval([2.0**700, 2.0**690], [1.0, 2.0]) is None
+
+
 def test_one_value_has_no_interval():
     assert interval([1.0], [2.0, 3.0]) is None and interval([1.0, 2.0], [], paired=False) is None
 

@@ -76,6 +76,18 @@ def test_a_stale_picture_can_be_told(folder):
     assert "| 0.27 ± 0.04 |" in (folder / f"{NAME}.md").read_text()
 
 
+@pytest.mark.parametrize("end", ["-curves", "-loss", "-bleu"])
+def test_two_files_whose_pictures_would_have_one_name(end, folder):
+    (folder / f"{NAME}{end}.json").write_text((folder / f"{NAME}.json").read_text())
+    for path in (folder / f"{NAME}.json", folder / f"{NAME}{end}.json"):
+        with pytest.raises(UsageError, match="would have pictures of one name: rename one of them"):
+            render.render([path])
+    assert not list(folder.glob("*.png"))
+    (folder / f"{NAME}.json").unlink()
+    render.render([folder / f"{NAME}{end}.json"])
+    assert f"({NAME}{end}.png)" in (folder / f"{NAME}{end}.md").read_text()
+
+
 def test_pages_of_translations(folder):
     path = folder / f"{NAME}.json"
     content = json.loads(path.read_text())
@@ -248,6 +260,8 @@ def test_differences_with_their_intervals(asked):
 
     one, other, alone = (f"park/{row}/scan26/OOD" for row in ("linear-l2", "linear", "transformer"))
     assert filled(f"{one} - {other}") == "+3.2 [−4.0, +10.5]"
+    assert filled(f"{one} - {other}, paired") == "+3.2 [+0.1, +6.4]"
+    path.write_text(json.dumps(content | {"records": content["records"][::-1]}))  # the seeds 2 and 1
     assert filled(f"{one} - {other}, paired") == "+3.2 [+0.1, +6.4]"
     assert filled(f"{other} - {alone}") == "+21.0"
     for place, message in (

@@ -310,6 +310,21 @@ def test_legend(tmp_path):
     assert not any("2 seeds" in sentence for sentence in unknown)
 
 
+def test_the_legend_says_which_standard_deviation_is_published(tmp_path):
+    population = "is the population's standard deviation of 2 seeds; verdicts take the sample's, 1.414 times as much."
+    for of_all, of_row, expected in (
+        ("sample", "", []),
+        ("sample", "population", [f"Published ± of An LSTM_1 {population}"]),
+        ("population", "", [f"Published ± {population}"]),
+        ("population", "sample", [f"Published ± {population}", "For An LSTM_1 it is the sample's."]),
+    ):
+        text = TINY.replace("unit: fraction", f"unit: fraction\npublished_std: {of_all}")
+        text = text.replace("arguments: --lr 3e-3", f"arguments: --lr 3e-3\n    published_std: {of_row}")
+        found = report.legend(tiny(tmp_path, text if of_row else text.replace("    published_std: \n", "")))
+        start = 1 + found.index("Numbers are mean ± sample standard deviation over the seeds that did not diverge.")
+        assert found[start:] == [*expected, *found[-2:]]
+
+
 @pytest.mark.parametrize(
     "unit,statistic,values,text",
     [
@@ -481,6 +496,20 @@ def test_medians_have_no_interval(recipe):
     )
     (row,) = report.compare(one, other, ("one", "other"))[1:]
     assert row[3:] == ["50.0", "71.0", "+21.0", "–"]
+
+
+def test_what_two_results_measure_otherwise(recipe):
+    one = of_seeds(recipe, good=[10.0])
+    assert report.unlike(one, one) == []
+    data = {"tiny": replace(recipe.data["tiny"], prepare="ctl --order backward")}
+    changed = replace(recipe, data=data, checkpoint="last")
+    assert report.unlike(one, of_seeds(changed, good=[10.0])) == [
+        "tiny is not the same data: `ctl --order forward`, and `ctl --order backward`.",
+        "The checkpoint is not chosen in one way: the best by accuracy, and the last one.",
+    ]
+    assert report.unlike(one, of_seeds(replace(recipe, checkpoint_metric="loss"), good=[10.0])) == [
+        "The checkpoint is not chosen in one way: the best by accuracy, and the best by loss."
+    ]
 
 
 def test_only_common_numbers_are_compared(recipe, tmp_path):

@@ -242,6 +242,19 @@ def test_a_training_whose_evaluation_failed_is_not_finished(tmp_path):
     assert (found.done, line.done, line.planned) == (1, 1, 2) and line.cells["OOD"].values == [0.2]
 
 
+def test_numbers_stay_where_a_later_evaluation_fails(tmp_path):
+    """Such as that of a column which is new."""
+    plan = planned(tmp_path, rows="good")
+    trials = plan.trials()
+    for trial, gen in zip(trials, (20.0, 24.0), strict=True):
+        finish(trial.run, gen, (40, 4, 100, 10))
+        records.end(trial.run, failed="evaluation")
+        found = collect(plan, trials)
+        (line, _) = report.lines(found)
+        assert line.done == found.done == len(line.cells["OOD"].values)
+    assert line.cells["OOD"].values == [0.2, 0.24] and not records.evaluated(trials[0].run)
+
+
 # What is read.
 
 
@@ -373,6 +386,9 @@ def test_other_trainings_are_refused(old, new, now, tmp_path):
     earlier = Results(read_recipe(path), 1.0, [record("better" if "better" in new else "good", 1, gen=9.0)])
     with pytest.raises(UsageError, match="x.json has results of another version of the recipe .*choose another --resu"):
         merged(earlier, now, tmp_path / "x.json")
+    if "better" in new:
+        with pytest.raises(UsageError, match="this one has no row 'better' on 'tiny'"):
+            merged(earlier, now, tmp_path / "x.json")
     # What was only planned has no numbers.
     earlier.records = [record(earlier.records[0]["row"], 1)]
     if "better" not in new:
