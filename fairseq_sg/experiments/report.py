@@ -446,10 +446,10 @@ def unlike(a: Results, b: Results) -> list[str]:
     for name in sorted(a.recipe.data.keys() & b.recipe.data.keys()):
         one, other = (results.recipe.data[name].prepare for results in (a, b))
         if one != other:
-            found.append(f"{name} is not the same data: `{one}`, and `{other}`.")
+            found.append(f"{name} is prepared differently: `{one}`, and `{other}`.")
     one, other = (_choice(results.recipe) for results in (a, b))
     if one != other:
-        found.append(f"The checkpoint is not chosen in one way: {one}, and {other}.")
+        found.append(f"The checkpoints are chosen differently: {one}, and {other}.")
     return found
 
 

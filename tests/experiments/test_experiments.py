@@ -338,7 +338,7 @@ def test_compare(here, capsys):
     changed = replace(found, checkpoint="last")
     Results(changed, 1.0, [record("good", 1, gen=14.0)]).write(here / "other.json")
     assert command.main(["compare", "one.json", "other.json"]) == 0
-    note = "note: The checkpoint is not chosen in one way: the best by accuracy, and the last one."
+    note = "note: The checkpoints are chosen differently: the best by accuracy, and the last one."
     assert capsys.readouterr().out.splitlines()[-1] == note
 
 

@@ -504,11 +504,11 @@ def test_what_two_results_measure_otherwise(recipe):
     data = {"tiny": replace(recipe.data["tiny"], prepare="ctl --order backward")}
     changed = replace(recipe, data=data, checkpoint="last")
     assert report.unlike(one, of_seeds(changed, good=[10.0])) == [
-        "tiny is not the same data: `ctl --order forward`, and `ctl --order backward`.",
-        "The checkpoint is not chosen in one way: the best by accuracy, and the last one.",
+        "tiny is prepared differently: `ctl --order forward`, and `ctl --order backward`.",
+        "The checkpoints are chosen differently: the best by accuracy, and the last one.",
     ]
     assert report.unlike(one, of_seeds(replace(recipe, checkpoint_metric="loss"), good=[10.0])) == [
-        "The checkpoint is not chosen in one way: the best by accuracy, and the best by loss."
+        "The checkpoints are chosen differently: the best by accuracy, and the best by loss."
     ]
 
 
