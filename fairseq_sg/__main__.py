@@ -8,11 +8,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
 from fairseq_sg import __version__
+from fairseq_sg.errors import exit_code
 
 #: group -> command -> what it does
 GROUPS: dict[str, dict[str, str]] = {
@@ -53,14 +53,7 @@ def help_text() -> str:
 
 def main(line: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code, 1 where it cannot be imported, 2 for an unknown one."""
-    try:
-        code = _run((sys.argv[1:] if line is None else line) or [""])
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output, such as head, has closed it
-        # Otherwise Python flushes the rest at exit and fails again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return code
+    return exit_code(_run, (sys.argv[1:] if line is None else line) or [""])
 
 
 def _run(line: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ from torch import Tensor
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
 from fairseq_sg.analysis.options import Parser, finish, from_0
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, exit_code
 from fairseq_sg.experiments.figures import COLOURS, grid, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
 from fairseq_sg.files import check_writable, read_manifest, write_json
@@ -267,4 +267,4 @@ def main(line: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     logging.getLogger().setLevel(logging.WARNING)
-    sys.exit(main())
+    sys.exit(exit_code(main))

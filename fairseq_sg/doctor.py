@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_sg import __version__, compat
+from fairseq_sg.errors import exit_code
 
 PACKAGE = Path(__file__).resolve().parent
 PYTHONS = ((3, 11), (3, 12))
@@ -308,4 +309,4 @@ def main(line: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

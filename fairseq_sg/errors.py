@@ -1,6 +1,9 @@
-"""Errors that the user can fix: a wrong option, configuration, data folder or checkpoint."""
+"""Errors that the user can fix: a wrong option, configuration, data folder or checkpoint; and how a command ends."""
 
 import os
+import sys
+from collections.abc import Callable
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -28,3 +31,16 @@ def of_system(error: OSError) -> str:
     """An error of the operating system in one line: the file, if there is one, and the reason."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def exit_code(main: Callable[..., int], *arguments: Any) -> int:
+    """What ``main`` returns; 1 if the reader of the output, such as ``head``, has closed it."""
+    try:
+        try:
+            return main(*arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Otherwise Python flushes the rest at exit and fails again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

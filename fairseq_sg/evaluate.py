@@ -30,7 +30,7 @@ from fairseq_sg.analysis.accuracy import natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
 from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, exit_code
 from fairseq_sg.files import check_writable, read_manifest, write_json
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
@@ -261,4 +261,4 @@ def main(line: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     # fairseq reports what it loads.
     logging.getLogger().setLevel(logging.WARNING)
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -20,6 +20,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from fairseq_sg import ranges
+from fairseq_sg.errors import exit_code
 from fairseq_sg.registry import Mechanism, Registry
 
 #: kind of owner -> its heading in docs/options.md, and the page that explains it, if one does.
@@ -370,4 +371,4 @@ def main(line: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

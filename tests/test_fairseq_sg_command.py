@@ -1,7 +1,8 @@
-"""``fairseq-sg``: every command under one name."""
+"""``fairseq-sg``: every command under one name; how a command ends."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 import fairseq_sg
 from fairseq_sg.__main__ import COMMANDS, PACKAGES, main
+from fairseq_sg.errors import exit_code
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -67,6 +69,14 @@ def test_without_fairseq_the_doctor_is_named():
     assert line.startswith("error: ") and line.endswith("`fairseq-sg doctor` tells what is missing")
 
 
+# How a command ends.
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_command_ends_with_what_its_main_returns(code):
+    assert exit_code(lambda *arguments: code + sum(arguments), 1, -1) == code
+
+
 @pytest.mark.parametrize("line", [["kernels", "list"], ["--help"]])
 def test_a_reader_that_has_left_ends_the_command_quietly(line):
     reading, writing = os.pipe()
@@ -75,3 +85,33 @@ def test_a_reader_that_has_left_ends_the_command_quietly(line):
     result = run(code, stdout=writing)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("line", [["doctor"], ["options"], ["experiments", "list"]], ids=" ".join)
+def test_a_reader_that_has_left_ends_a_module_quietly(line):
+    pytest.importorskip("fairseq")
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", f"fairseq_sg.{line[0]}", *line[1:]]
+    result = subprocess.run(command, env=env, text=True, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_reader_that_leaves_later_ends_a_module_quietly():
+    pytest.importorskip("fairseq")
+    command = [sys.executable, "-m", "fairseq_sg.experiments", "show", "thesis_table_7_4", "--device", "cpu"]
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("Language models: ")
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == ("", 1)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "experiments.workers"])
+def test_every_command_ends_this_way(name):
+    path = REPOSITORY / "fairseq_sg" / name.replace(".", "/")
+    file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    last = ast.parse(file.read_text("utf-8")).body[-1].body[-1]
+    assert ast.unparse(last).startswith("sys.exit(exit_code(main")

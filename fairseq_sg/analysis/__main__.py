@@ -54,7 +54,7 @@ from fairseq_sg.analysis import (
 from fairseq_sg.analysis.checkpoint import absent, load
 from fairseq_sg.analysis.options import Command, Parser, add_model, finish, of_pictures
 from fairseq_sg.analysis.result import Result
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, exit_code
 from fairseq_sg.files import check_writable
 
 COMMANDS = {
@@ -248,4 +248,4 @@ def main(line: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     # Silences reports of fairseq and matplotlib about loading.
     logging.getLogger().setLevel(logging.WARNING)
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -69,6 +69,8 @@ def finish(run: Callable[[argparse.Namespace], None], args: argparse.Namespace) 
     except UsageError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"error: {of_system(error)}", file=sys.stderr)
         return 1

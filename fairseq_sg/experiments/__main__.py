@@ -28,10 +28,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_prep.draws import processors
-from fairseq_sg.errors import UsageError, of_system
+from fairseq_sg.errors import UsageError, exit_code, of_system
 from fairseq_sg.experiments import recipe as recipes
 from fairseq_sg.experiments import report, results
-from fairseq_sg.experiments.jobs import exit_with, run_all
+from fairseq_sg.experiments.jobs import run_all
 from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, evaluated, result_of, saved, visible_gpus
@@ -427,4 +427,4 @@ def main(line: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(exit_code(main))

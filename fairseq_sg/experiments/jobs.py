@@ -57,20 +57,6 @@ class Job:
         return "training" if self.stage == "training" else "evaluation"
 
 
-def exit_with(main: Callable[..., int], *arguments: Any) -> None:
-    """Exits with the return value of ``main``; with 1 if the reader of the output, such as ``head``, has closed it."""
-    try:
-        try:
-            code = main(*arguments)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Otherwise Python flushes the rest at exit and fails again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
-
-
 def executable(command: list[str]) -> list[str]:
     """The command with this interpreter and package, from whichever folder it is started.
 

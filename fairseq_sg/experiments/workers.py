@@ -20,7 +20,8 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
-from fairseq_sg.experiments.jobs import executable, exit_with
+from fairseq_sg.errors import exit_code
+from fairseq_sg.experiments.jobs import executable
 from fairseq_sg.experiments.run import option_of
 
 #: Options that the launcher sets itself.
@@ -103,4 +104,4 @@ def main(line: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main, sys.argv[1:])
+    sys.exit(exit_code(main, sys.argv[1:]))

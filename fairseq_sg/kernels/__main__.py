@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from fairseq_sg.errors import exit_code
 from fairseq_sg.kernels import listing, processes, tune, verify
 from fairseq_sg.kernels.processes import START, isolated
 from fairseq_sg.ops.dispatch import check_environment
@@ -206,4 +207,4 @@ def run_tune(device: str, quick: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

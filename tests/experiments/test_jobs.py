@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import json
 import os
@@ -710,28 +709,3 @@ def test_the_best_checkpoint_by_accuracy_or_loss(tmp_path):
     command = run.train_command()
     assert command[command.index("--best-checkpoint-metric") + 1] == "nll_loss"
     assert chosen(points, "loss", "dev", True)["step"] == 1
-
-
-# The ends of commands.
-
-
-def test_a_reader_that_has_gone_ends_a_command_without_a_traceback():
-    command = [sys.executable, "-m", "fairseq_sg.experiments", "show", "thesis_table_7_4", "--device", "cpu"]
-    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline().startswith("Language models: ")
-    process.stdout.close()
-    assert (process.stderr.read(), process.wait(60)) == ("", 1)
-
-
-@pytest.mark.parametrize("code", [0, 1, 130])
-def test_a_command_ends_with_what_its_main_returns(code):
-    with pytest.raises(SystemExit) as ended:
-        jobs.exit_with(lambda *arguments: code + sum(arguments), 1, -1)
-    assert ended.value.code == code
-
-
-@pytest.mark.parametrize("name", ["__main__", "workers"])
-def test_every_command_ends_this_way(name):
-    (last,) = ast.parse((PACKAGE / "experiments" / f"{name}.py").read_text()).body[-1].body
-    assert ast.unparse(last).startswith("exit_with(main")
