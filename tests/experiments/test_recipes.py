@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import statistics
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -795,6 +796,23 @@ def test_every_row_is_a_model(name, variant, plans, parsed):
         assert args.task == plans[name, variant][row].task and args.max_update == content.steps_of(row)
         weights = json.loads(args.aux_loss_weights)
         assert weights == ({"ponder": 0.03} if getattr(args, "depth", "") == "shared_act" else {})
+
+
+@pytest.mark.parametrize("name,variant", ALL)
+def test_no_two_rows_are_one_model(name, variant, parsed):
+    """An option that repeats what the architecture has would give a row the numbers of another one."""
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+    from omegaconf import OmegaConf
+
+    found = {}
+    for row, args in parsed[name, variant].items():
+        options = {key: value for key, value in vars(args).items() if key != "save_dir"}
+        resolve = getattr(sys.modules[MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[args.arch]].__module__], "resolve", None)
+        if resolve is not None:
+            options |= dataclasses.asdict(resolve(OmegaConf.create(vars(args))))
+        same = repr(sorted(options.items()))
+        assert same not in found, f"{row} is {found[same]}"
+        found[same] = row
 
 
 @pytest.mark.parametrize("name,variant", ALL)
