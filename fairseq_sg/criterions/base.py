@@ -2,9 +2,9 @@
 
     L = L_task + λ Σ_{role, application} mean_{sentence, head} ‖V̄V̄ᵀ − I‖²_F          (Park & Kim 2024, section 4.2)
 
-V̄ are the Values with unit rows. The paper writes the loss for one attention, and leaves open where it is applied. Here
-it is on the encoder's self-attention (``--orthogonality-roles``), on each head by itself, without padding, as the mean
-over sentences and heads and the sum over the applications of the (shared) layer.
+V̄ are the Values with unit rows. As in the paper (sections 5.2 to 5.4) the loss is on the encoder's self-attention;
+``--orthogonality-roles`` has others. The paper leaves the rest open. Here it is on each head by itself, without
+padding, as the mean over sentences and heads and the sum over the applications of the (shared) layer.
 
 Logs:
 

@@ -81,6 +81,7 @@ class SGRegressor(BaseFairseqModel):
 
     def __init__(self, config, dims: int):
         super().__init__()
+        self.config = config
         positions, width = side_positions(config, "decoder"), config.decoder_embed_dim
         self.embedding = VectorEmbedding(dims, width, positions=positions, dropout=config.embedding_dropout)
         self.indices = build_indices(config)

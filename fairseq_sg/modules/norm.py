@@ -70,7 +70,8 @@ class LayerNorm(Mechanism, nn.LayerNorm):
         centred = states - states.mean(-1, keepdim=True)
         # The result does not depend on the size of the state; the squares of a small one would be 0.
         size = centred.detach().abs().amax(-1, keepdim=True)  # (…, 1)
-        flat = size == 0
+        # The mean of equal entries may be rounded, so their distance from it does not show that they are equal.
+        flat = (states == states[..., :1]).all(-1, keepdim=True)
         centred = (centred / size.masked_fill(flat, 1)).masked_fill(flat, 0)
         variance = centred.square().mean(-1, keepdim=True)
         y = centred * variance.masked_fill(flat, 1).rsqrt() * self.weight + self.bias

@@ -20,7 +20,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.checks import check_floating, describe, refuse_second_derivative
 
-#: The distance of U from 0 and from 1: half a unit in the last place of float32 below 1.
+#: The distance of U from 0 and from 1: a unit in the last place of float32 below 1.
 MARGIN = 2.0**-24
 
 

@@ -96,7 +96,7 @@ class ArrayTask(SGTask, FairseqTask):
         if max_tokens is not None and max_tokens < dataset.size(0):
             raise UsageError(
                 f"--max-tokens is {max_tokens}, and a {self.sample} has {dataset.size(0)} tokens: choose at least as "
-                "many, or give --batch-size instead"
+                "many, also as --max-tokens-valid, or give --batch-size instead"
             )
         return super().get_batch_iterator(dataset, max_tokens, *args, **kwargs)
 

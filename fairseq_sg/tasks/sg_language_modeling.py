@@ -157,8 +157,8 @@ class SGLanguageModelingTask(SGTask, FairseqTask):
             return super().get_batch_iterator(dataset, max_tokens, max_sentences, num_workers=num_workers, **others)
         if max_tokens is not None or max_sentences is None or max_sentences < 1:
             raise UsageError(
-                "streams have as many rows as --batch-size says: give it, and leave --max-tokens out (to continue "
-                "prompts, use fairseq-interactive)"
+                "streams have as many rows as --batch-size says: give it, and leave out --max-tokens and "
+                "--max-tokens-valid (to continue prompts, use fairseq-interactive)"
             )
         training = asks_for_training(others)
         if training:

@@ -71,3 +71,13 @@ def test_validation_gives_the_numbers_of_training(whole, folder):
 def test_wrong_commands(arguments, message, folder, tmp_path):
     refused = run("fairseq-train", *training(folder, tmp_path, "--max-update", 1, *arguments))
     assert refused.code != 0 and message in refused.err and "Traceback" not in refused.err, refused.err
+
+
+def test_a_loss_on_the_last_loop(folder, tmp_path):
+    looped = ["--depth", "looped", "--loops", 2, "--loop-loss", "last"]
+    printed = succeed("fairseq-train", *training(folder, tmp_path, "--max-update", 1, *looped))
+    (of_validation, *_) = metrics(printed, "valid")
+    assert (
+        of_validation["mse"] != of_validation["mse_last"]
+        and of_validation["mse_last"] != of_validation["mse_last_mean"]
+    )

@@ -16,6 +16,7 @@ from fairseq_sg.criterions.regression import Regression, RegressionConfig
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Values
 from fairseq_sg.modules.losses import Statistic
+from helpers.prompts import build
 
 TASK = SimpleNamespace(target_dictionary=None, unit=2.0)
 TARGET = torch.tensor([[1.0, 2.0], [0.0, -1.0], [4.0, 0.0]], dtype=torch.float64)  # (B, P)
@@ -131,7 +132,7 @@ def test_the_log_says_the_unit(caplog):
 
 
 def test_the_last_loop_is_that_of_a_looped_model():
-    looped, plain = (SimpleNamespace(config=SimpleNamespace(depth=depth)) for depth in ("looped", "separate"))
+    looped, plain = (build(decoder_layers=1, depth=depth) for depth in ("looped", "separate"))
     for model, loop_loss in ((looped, "last"), (looped, "all"), (plain, "all")):
         criterion(loop_loss=loop_loss).check_training(model)
     with pytest.raises(UsageError, match="--loop-loss last is for a model with loops: add --depth looped"):

@@ -63,6 +63,17 @@ def test_without_eps_a_state_without_direction_is_0(dtype):
     assert x.grad.isfinite().all() and x.grad[:2].eq(0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [3, 7, 10])
+@pytest.mark.parametrize("value", [0.1, 123.456, -1e-3])
+def test_without_eps_equal_entries_have_no_direction(value, dim, dtype):
+    """Also where their mean is rounded."""
+    x = torch.full((2, dim), value, dtype=dtype, requires_grad=True)
+    y = LayerNorm(dim, layer_norm_eps=0.0).to(dtype)(x)
+    (y * torch.arange(dim)).sum().backward()
+    assert y.eq(0).all() and x.grad.eq(0).all()
+
+
 @settings(derandomize=True)
 @given(st.integers(-30, 30), st.integers(2, 9), st.integers(0, 1000))
 def test_without_eps_the_size_of_a_state_does_not_matter(exponent, dim, seed):

@@ -137,6 +137,17 @@ def test_a_weight_that_is_a_part_of_a_flat_vector(device):
         ((2, 3, 8), (2, 4, 3, 2), r"takes x \(B, I, n\)"),
         ((2, 3), (3, 4, 3, 2), r"takes x \(B, I, n\)"),
         ((2, 3, 8), (2, 3, 4, 2, 2, 2), r"takes x \(B, I, n\)"),
+        ((2, 3, 8), (3, 4, 3, 3), r"takes x \(B, I, n\)"),
+        *(
+            ((2, 3, 8, 8), weight, r"or x \(B, I, n, m\) and weight")
+            for weight in [
+                (1, 3, 4, 2, 2, 2),
+                (3, 3, 4, 2, 2, 2),
+                (2, 3, 4, 1, 2, 2),
+                (2, 3, 4, 2, 3, 2),
+                (2, 3, 4, 2, 2, 3),
+            ]
+        ),
         ((2, 3, 8), (3, 4, 6, 2), "a grid of 8 points has 5 frequencies, and the weight 6"),
         ((2, 3, 6, 8), (2, 3, 4, 4, 4, 2), "a grid of 6 × 8 points has 3 frequencies, and the weight 4"),
     ],

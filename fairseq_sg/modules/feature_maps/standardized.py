@@ -18,7 +18,7 @@ EPS = 1e-6
 
 
 def standardized(x: Tensor) -> Tensor:
-    """std(x) (…, D); 0 where all elements of x are equal."""
+    """std(x) (…, D); 0 for x = 0. Of other equal elements it is the rounding of their mean, at most 1."""
     root = (x.shape[-1] - 1) ** 0.5  # ‖x − mean(x)‖ / s
     return (over_l2(x - x.mean(-1, keepdim=True), root * EPS) * root).type_as(x)
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_sg.ops.memory.naive import EPS
@@ -47,7 +48,8 @@ def usage(usage: Tensor, write_weights: Tensor, retention: Tensor) -> Tensor:
 def allocation(usage: Tensor) -> Tensor:
     u, order = torch.sort(usage * (1 - EPS) + EPS, dim=1, stable=True)
     logs = u.log()
-    before = (logs.cumsum(1) - logs).exp()  # Π_{i<j} u[φ_i]
+    # Σ_{i<j} without what j adds: with it and minus it, the derivative would be a difference of numbers up to 1/ε.
+    before = F.pad(logs[:, :-1].cumsum(1), (1, 0)).exp()  # Π_{i<j} u[φ_i]
     return torch.zeros_like(u).scatter(1, order, (1 - u) * before)
 
 
