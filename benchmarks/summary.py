@@ -224,7 +224,7 @@ def unmeasured(sections: Sequence[Any]) -> list[str]:
     found = []
     if all(section.device != "cuda" or section.kind == "recorded" for section in sections):
         found.append(
-            "any number on a GPU beside recorded steps and those of [gpu](gpu/README.md) and "
+            "any number on a GPU other than recorded steps and those of [gpu](gpu/README.md) and "
             "[speed.md](../docs/speed.md#on-a-gpu)"
         )
     contenders = {row.contender for device in DEVICES for row in Found(sections, device).rows}
