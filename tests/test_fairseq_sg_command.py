@@ -77,33 +77,35 @@ def test_a_command_ends_with_what_its_main_returns(code):
     assert exit_code(lambda *arguments: code + sum(arguments), 1, -1) == code
 
 
-@pytest.mark.parametrize("line", [["kernels", "list"], ["--help"]])
+def start(*line: str, **options: object) -> subprocess.Popen:
+    """``python -m`` with a module and its arguments."""
+    if line[0] in ("fairseq_sg.options", "fairseq_sg.experiments"):
+        pytest.importorskip("fairseq")
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen([sys.executable, "-m", *line], env=env, text=True, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fairseq_sg kernels list",
+        "fairseq_sg --help",
+        "fairseq_sg.doctor",
+        "fairseq_sg.options",
+        "fairseq_sg.experiments list",
+    ],
+)
 def test_a_reader_that_has_left_ends_the_command_quietly(line):
     reading, writing = os.pipe()
     os.close(reading)
-    code = f"import sys; from fairseq_sg.__main__ import main; sys.exit(main({line}))"
-    result = run(code, stdout=writing)
+    process = start(*line.split(), stdout=writing)
     os.close(writing)
-    assert (result.returncode, result.stderr) == (1, "")
+    assert (process.stderr.read(), process.wait(60)) == ("", 1)
 
 
-@pytest.mark.parametrize("line", [["doctor"], ["options"], ["experiments", "list"]], ids=" ".join)
-def test_a_reader_that_has_left_ends_a_module_quietly(line):
-    pytest.importorskip("fairseq")
-    reading, writing = os.pipe()
-    os.close(reading)
-    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", f"fairseq_sg.{line[0]}", *line[1:]]
-    result = subprocess.run(command, env=env, text=True, stdout=writing, stderr=subprocess.PIPE)
-    os.close(writing)
-    assert (result.returncode, result.stderr) == (1, "")
-
-
-def test_a_reader_that_leaves_later_ends_a_module_quietly():
-    pytest.importorskip("fairseq")
-    command = [sys.executable, "-m", "fairseq_sg.experiments", "show", "thesis_table_7_4", "--device", "cpu"]
-    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_a_reader_that_leaves_later_ends_the_command_quietly():
+    line = "fairseq_sg.experiments show thesis_table_7_4 --device cpu"
+    process = start(*line.split(), stdout=subprocess.PIPE)
     assert process.stdout.readline().startswith("Language models: ")
     process.stdout.close()
     assert (process.stderr.read(), process.wait(60)) == ("", 1)

@@ -76,8 +76,5 @@ def test_wrong_commands(arguments, message, folder, tmp_path):
 def test_a_loss_on_the_last_loop(folder, tmp_path):
     looped = ["--depth", "looped", "--loops", 2, "--loop-loss", "last"]
     printed = succeed("fairseq-train", *training(folder, tmp_path, "--max-update", 1, *looped))
-    (of_validation, *_) = metrics(printed, "valid")
-    assert (
-        of_validation["mse"] != of_validation["mse_last"]
-        and of_validation["mse_last"] != of_validation["mse_last_mean"]
-    )
+    (validated, *_) = metrics(printed, "valid")
+    assert len({validated[name] for name in ("mse", "mse_last", "mse_last_mean")}) == 3

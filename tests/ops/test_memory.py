@@ -205,11 +205,11 @@ def test_allocation_is_equivariant(device):
 @pytest.mark.parametrize("cells", [1, 2, 5, 16])
 def test_the_gradient_of_unused_cells_is_that_of_naive_in_float32(cells, device):
     """The derivative of a product without one factor: not that of the whole product minus a part."""
-    gradient, expected = {}, torch.randn(1, cells, generator=torch.Generator().manual_seed(1)).to(device)
+    gradient, weights = {}, torch.randn(1, cells, generator=torch.Generator().manual_seed(1)).to(device)
     for implementation in ("naive", "batched"):
         u = torch.zeros(1, cells, device=device, requires_grad=True)
         a = ops.allocation(u, implementation=implementation)
-        (gradient[implementation],) = torch.autograd.grad((a * expected).sum(), u)
+        (gradient[implementation],) = torch.autograd.grad((a * weights).sum(), u)
     torch.testing.assert_close(gradient["batched"], gradient["naive"], rtol=1e-5, atol=1e-5)
 
 

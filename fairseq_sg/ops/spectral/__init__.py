@@ -40,9 +40,9 @@ def spectral_multiply(x: Tensor, weight: Tensor, *, implementation: str = AUTO) 
     """
     check_floating(x=x, weight=weight)
     dims = x.dim() - 2
-    shape = tuple(weight.shape)
-    fits = {1: shape == (*x.shape[1:2], *shape[1:3], 2), 2: shape == (2, *x.shape[1:2], *shape[2:4], *shape[3:4], 2)}
-    if not fits.get(dims, False):
+    shape, inputs = tuple(weight.shape), x.shape[1:2]
+    needed = {1: (*inputs, *shape[1:3], 2), 2: (2, *inputs, *shape[2:4], *shape[3:4], 2)}
+    if shape != needed.get(dims):
         raise ValueError(
             "spectral_multiply takes x (B, I, n) and weight (I, O, K, 2), or x (B, I, n, m) and weight "
             f"(2, I, O, K, K, 2), not {describe(x=x, weight=weight)}"
