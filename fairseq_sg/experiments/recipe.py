@@ -7,7 +7,9 @@ The format is explained in ``docs/reproducing.md``.
 
 from __future__ import annotations
 
+import io
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +110,7 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     if path.resolve() in seen:
         raise RecipeError(f"{path}: extends itself, by way of {' and '.join(p.name for p in seen[1:]) or 'nothing'}")
     try:
-        # OmegaConf refuses repeated keys, and reads 1e-4 as a number.
-        content = OmegaConf.to_container(OmegaConf.load(path))
+        content = OmegaConf.to_container(_parsed(path.read_text("utf-8")))
     except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
         raise RecipeError(f"{path}: {worded(error)}") from None
     content = _mapping(f"{path}", content)
@@ -128,6 +129,12 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
     if isinstance(below.get("chosen"), list) and isinstance(content.get("chosen"), list):
         content["chosen"] = below["chosen"] + content["chosen"]
     return _without_null(_merged(below, content)), _merged(others, own)
+
+
+@cache
+def _parsed(text: str) -> Any:
+    """YAML as OmegaConf reads it: it refuses repeated keys, and 1e-4 is a number. Bases are read many times."""
+    return OmegaConf.load(io.StringIO(text))
 
 
 def _mapping(where: str, content: Any) -> dict[str, Any]:
