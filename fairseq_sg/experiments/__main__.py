@@ -274,7 +274,7 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     print(f"\n{plan.recipe.title}\n{report.about_source(plan.recipe)}\n")
     lines = report.lines(found)
     print(report.as_text(report.table(plan.recipe, lines)))
-    legend = report.legend(plan.recipe, {line.row for line in lines}, found.steps_scale)
+    legend = report.legend(plan.recipe, lines, found.steps_scale)
     print("\n" + "\n".join(legend).replace("`", ""))
     if found.bleu:
         print("\n" + by_length.as_tables(found.bleu))

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.quantities import QUANTITIES, source_of
-from fairseq_sg.experiments.report import Line, centre, lines
+from fairseq_sg.experiments.report import Line, centre, columns_shown, lines
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.schema import DECODED, Recipe
 
@@ -122,28 +122,30 @@ def _names(recipe: Recipe) -> dict[str, str]:
     return {c.subset: name for name, c in reversed(whole.items())}
 
 
-def _of_columns(recipe: Recipe, height: Callable[[int], float], **options: Any) -> tuple[Any, list[Any]]:
+def _of_columns(columns: Sequence[str], height: Callable[[int], float], **options: Any) -> tuple[Any, dict[str, Any]]:
     """A figure with a panel for each column, in rows of ``height``, which may depend on their number; its panels."""
-    columns, across = len(recipe.columns), _across(recipe)
-    down = -(-columns // across)
+    across = _across(columns)
+    down = -(-len(columns) // across)
     figure, rows = grid(down, across, height(down), **options)
     panels = list(rows.flatten())
-    for axes in panels[columns:]:
+    for axes in panels[len(columns) :]:
         axes.remove()
-    return figure, panels[:columns]
+    return figure, dict(zip(columns, panels))
 
 
-def _across(recipe: Recipe) -> int:
+def _across(columns: Sequence[str]) -> int:
     """The panels of a row of ``_of_columns``."""
-    return len(recipe.columns) if len(recipe.columns) <= ACROSS else FEW
+    return len(columns) if len(columns) <= ACROSS else FEW
 
 
 def bars(results: Results) -> Any:
     """Our numbers as bars, a point per seed, and the published numbers as diamonds with their standard deviation."""
     recipe, found = results.recipe, lines(results)
     found = [line for line in found if any(c.values or c.published for c in line.cells.values()) or line.diverged]
-    figure, panels = _of_columns(recipe, lambda down: max(0.55 + 0.24 * len(found), 1.2 / down), sharey=True)
-    for axes, key in zip(panels, recipe.columns):
+    columns = columns_shown(recipe, found)
+    figure, panels = _of_columns(columns, lambda down: max(0.55 + 0.24 * len(found), 1.2 / down), sharey=True)
+    narrow = _across(columns) > NARROW
+    for key, axes in panels.items():
         for y, line in enumerate(found):
             cell = line.cells.get(key)
             if cell is None:
@@ -160,8 +162,7 @@ def bars(results: Results) -> Any:
             elif cell.published:
                 axes.errorbar(cell.published.mean, y, xerr=cell.published.std, fmt="D", ms=3.5, color=COLOURS[1], lw=1)
         # The labels of narrow panels would touch.
-        gap = " " if _across(recipe) <= NARROW else "\n"
-        axes.set(xlabel=_named(key, _unit(recipe, key), gap), yticks=range(len(found)))
+        axes.set(xlabel=_named(key, _unit(recipe, key), "\n" if narrow else " "), yticks=range(len(found)))
         several = len(recipe.data) > 1
         axes.set_yticklabels([f"{line.label}, {line.data}" if several else line.label for line in found])
         axes.grid(axis="y", visible=False)
@@ -170,8 +171,8 @@ def bars(results: Results) -> Any:
         elif recipe.columns[key].metric not in (*DECODED, "analysis"):
             cells = [line.cells[key] for line in found if key in line.cells]
             there = [c.published.mean for c in cells if c.published and not c.published.fail]
-            _log_if_wide(axes.xaxis, [*there, *(v for c in cells for v in c.values)])
-    panels[0].set_ylim(len(found) - 0.5, -0.5)  # from above; a text alone does not widen an axis
+            _log_if_wide(axes.xaxis, [*there, *(v for c in cells for v in c.values)], (1, 3) if narrow else (1, 2, 5))
+    panels[columns[0]].set_ylim(len(found) - 0.5, -0.5)  # from above; a text alone does not widen an axis
     if recipe.has_published:
         figure.suptitle("bars: here, points: seeds, diamonds: published", fontsize=7)
     return figure
@@ -300,7 +301,7 @@ def sweep(results: Results) -> Any:
     Rows without x are horizontal levels.
     """
     recipe, found = results.recipe, lines(results)
-    figure, panels = _of_columns(recipe, lambda down: 2.4)
+    figure, panels = _of_columns(columns_shown(recipe, found), lambda down: 2.4)
     along: dict[str, list[Line]] = {}
     levels: dict[str, Line] = {}
     for line in found:
@@ -312,7 +313,7 @@ def sweep(results: Results) -> Any:
             levels[f"{line.label}, {line.data}" if len(recipe.data) > 1 else line.label] = line
     # A colour is the same dataset or level in all panels, which may lack some of them.
     handles = {}
-    for axes, key in zip(panels, recipe.columns):
+    for key, axes in panels.items():
         for number, (data, there) in enumerate(along.items()):
             there = [line for line in there if key in line.cells and line.cells[key].values]
             points = sorted((recipe.rows[line.row].x, line.cells[key].values) for line in there)
@@ -334,7 +335,7 @@ def sweep(results: Results) -> Any:
         axes.set(xlabel=recipe.x_axis.label, ylabel=_named(key, _unit(recipe, key)), xscale=recipe.x_axis.scale)
     if len(handles) > 1:
         beside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
-        panels[-1].legend(handles=handles.values(), **beside)
+        panels[list(panels)[-1]].legend(handles=handles.values(), **beside)
     return figure
 
 
@@ -441,7 +442,7 @@ def _unit(recipe: Recipe, key: str) -> str:
     return "fraction" if metric == "accuracy" and recipe.unit == "fraction" else units.get(metric, metric)
 
 
-def _log_if_wide(axis: Any, values: Sequence[float]) -> None:
+def _log_if_wide(axis: Any, values: Sequence[float], labels: Sequence[int] = (1, 2, 5)) -> None:
     """A logarithmic axis for values that span a factor of ten; with labels at 1, 2 and 5 where it is short."""
     if not values or min(values) <= 0 or max(values) < 10 * min(values):
         return
@@ -449,8 +450,9 @@ def _log_if_wide(axis: Any, values: Sequence[float]) -> None:
 
     scale = {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]
     scale("log")
-    if max(values) < 100 * min(values):
-        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    if high < 100 * low:
+        axis.set_major_locator(ticker.LogLocator(subs=labels))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(ticker.NullFormatter())
 

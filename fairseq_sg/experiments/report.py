@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairseq_sg.experiments.intervals import interval, with_interval
@@ -219,6 +219,11 @@ def published_text(line: Line, column: str) -> str:
     return "" if cell is None else cell.published.text if cell.published else "–"
 
 
+def columns_shown(recipe: Recipe, found: Sequence[Line]) -> list[str]:
+    """The columns that the data of some line have."""
+    return [key for key in recipe.columns if any(key in line.cells for line in found)]
+
+
 def columns_published(recipe: Recipe, found: Sequence[Line]) -> set[str]:
     """The columns in which a line has a published number."""
     cells = ((key, line.cells.get(key)) for line in found for key in recipe.columns)
@@ -246,16 +251,16 @@ def _verdict_text(recipe: Recipe, line: Line) -> str:
 
 
 def table(recipe: Recipe, found: Sequence[Line]) -> Table:
-    """Rows of text with a header; published numbers and verdicts appear only where there are any."""
+    """Rows of text with a header; columns, published numbers and verdicts appear only where there are any."""
     several = len(recipe.data) > 1
     header = ["model", *(["data"] if several else []), "seeds", "steps"]
-    beside = columns_published(recipe, found)
-    for key in recipe.columns:
+    columns, beside = columns_shown(recipe, found), columns_published(recipe, found)
+    for key in columns:
         header += [f"{key} here", f"{key} published"] if key in beside else [key]
     rows = [[*header, "verdict"]]
     for line in found:
         cells = [line.label, *([line.data] if several else []), seeds_text(line), steps_text(line)]
-        for key in recipe.columns:
+        for key in columns:
             there = [published_text(line, key)] if key in beside else []
             cells += [cell_text(recipe, line, key), *there]
         rows.append([*cells, _verdict_text(recipe, line)])
@@ -264,15 +269,16 @@ def table(recipe: Recipe, found: Sequence[Line]) -> Table:
     return rows
 
 
-def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1.0) -> list[str]:
+def legend(recipe: Recipe, lines: Sequence[Line] | None = None, scale: float = 1.0) -> list[str]:
     """The explanation of the table's numbers, a sentence each.
 
     Args:
-        rows: those of the table; by default all.
+        lines: those of the table; by default it has all rows and columns.
         scale: the factor on the recipe's steps.
     """
     found = []
-    for key, column in recipe.columns.items():
+    for key in recipe.columns if lines is None else columns_shown(recipe, lines):
+        column = recipe.columns[key]
         if column.metric == "analysis":
             analysis, _, path = column.value.partition("/")
             found.append(f"{key}: `{path}` of the analysis `{analysis}`.")
@@ -301,7 +307,7 @@ def legend(recipe: Recipe, rows: Collection[str] | None = None, scale: float = 1
         f"{row.label}: the models of {recipe.rows[row.evaluates].label}, evaluated with `--model-overrides "
         f'"{row.model_overrides}"`.'
         for name, row in recipe.rows.items()
-        if row.evaluates and (rows is None or name in rows)
+        if row.evaluates and (lines is None or any(line.row == name for line in lines))
     ]
     spread = "the median" if recipe.statistic == "median" else "mean ± sample standard deviation"
     found.append(f"Numbers are {spread} over the seeds that did not diverge.")
@@ -377,7 +383,7 @@ def page(results: Results, pictures: Sequence[str]) -> str:
     shown = lines(results)
     found += [*markdown_table(table(recipe, shown)), ""]
     found += [line for name in pictures for line in (f"![{recipe.title}]({name})", "")]
-    found += [f"- {sentence}" for sentence in legend(recipe, {line.row for line in shown}, results.steps_scale)]
+    found += [f"- {sentence}" for sentence in legend(recipe, shown, results.steps_scale)]
     if recipe.chosen:
         found += ["", choices, "", *(f"- {sentence}" for sentence in recipe.chosen)]
     if results.commits:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.experiment_files import TINY, finished, metadata, record, result, tiny
+from helpers.experiment_files import TINY, TWO, finished, metadata, record, result, tiny
 
 pytest.importorskip("matplotlib")
 
@@ -234,7 +234,7 @@ def test_medians_of_a_sweep_have_no_standard_deviation(swept):
 
 
 def test_numbers_of_an_analysis_have_no_unit(swept):
-    columns = {"share": replace(swept.recipe.columns["IID"], metric="analysis", value="masks/kept", subset="")}
+    columns = {"share": replace(swept.recipe.columns["IID"], metric="analysis", value="masks/kept")}
     swept.recipe.columns = columns
     for done in swept.records:
         done.get("result", {})["analysed"] = {"masks/kept": 0.5}
@@ -317,6 +317,24 @@ def test_a_seed_that_is_not_finite_has_no_bar(tmp_path):
     found.records[0]["result"]["accuracy"]["gen"] = math.inf
     iid, ood, _ = figures.bars(found).axes
     assert not ood.patches and len(iid.patches) == 1
+
+
+def test_bars_have_panels_for_the_columns_of_their_data(tmp_path):
+    found = Results(tiny(tmp_path, TWO), 1.0, [record("good", 1, data="other", valid=90.0)])
+    (axes,) = figures.bars(found).axes
+    assert axes.get_xlabel() == "IID, fraction"
+
+
+@pytest.mark.parametrize("columns,labels", [(1, ["0.1", "0.2", "0.5", "1", "2"]), (5, ["0.1", "0.3", "1"])])
+def test_logarithmic_axes_of_narrow_panels_have_fewer_labels(tmp_path, columns, labels):
+    found = results_of(tmp_path, {"scan": COURSES})
+    loss = replace(found.recipe.columns["OOD"], metric="loss")
+    found.recipe.columns = {f"bits {number}": loss for number in range(columns)}
+    for done, value in zip(found.records, (0.1, 2.0, 1.0)):
+        done["result"]["loss"] = {"gen": value}
+    axes = figures.bars(found).axes[0]
+    low, high = axes.get_xlim()
+    assert [f"{place:g}" for place in axes.get_xticks() if low <= place <= high] == labels
 
 
 def test_what_failed_is_named_within_the_frame(tmp_path):

@@ -12,13 +12,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import plan as plans
 from fairseq_sg.experiments.plan import as_seeds, make_plan, read_seeds
 from fairseq_sg.experiments.recipe import find, read
-from helpers.experiment_files import TINY, planned, tiny
-
-TWO = TINY.replace(
-    "subsets: [dev, valid, gen]}\n",
-    "subsets: [dev, valid, gen]}\n"
-    "  other: {folder: other, prepare: ctl --order backward, subsets: [valid], arguments: --dropout 0.5}\n",
-).replace("    steps: 60\n", "    steps: 60\n    data: [tiny]\n")
+from helpers.experiment_files import TINY, TWO, planned, tiny
 
 
 def test_plan(tmp_path):

@@ -12,7 +12,7 @@ from fairseq_sg.experiments import report
 from fairseq_sg.experiments.recipe import read
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.schema import Published
-from helpers.experiment_files import TINY, finished, points, record, result, tiny, write_recipe
+from helpers.experiment_files import TINY, TWO, finished, points, record, result, tiny, write_recipe
 
 SPREAD = Published("46.9 ± 8.9", 46.9, 8.9, 0.05)
 EXACT = Published("1.00 ± 0.00", 1.0, 0.0, 0.005)
@@ -91,6 +91,19 @@ def test_lines_without_a_paper(tmp_path):
     legend = " ".join(report.legend(alone))
     assert "paper" not in legend and "Verdict" not in legend and "accuracy, as a fraction, on `gen`" in legend
     assert report.about_source(alone) == "Source: Nobody 1999, Table 0"
+
+
+def test_a_table_has_the_columns_of_its_data(tmp_path):
+    """Also its legend; a recipe has more columns than data of some rows have."""
+    recipe = tiny(tmp_path, TWO)
+    found = report.lines(Results(recipe, 1.0, [record("good", 1, data="other", valid=90.0)]))
+    header, (name, *_), *_ = report.table(recipe, found)
+    assert header == ["model", "data", "seeds", "steps", "IID", "verdict"] and name == "An LSTM_1"
+    assert [text.partition(":")[0] for text in report.legend(recipe, found)[:2]] == [
+        "IID", "Numbers are mean ± sample standard deviation over the seeds that did not diverge.",
+    ]  # fmt: skip
+    found += report.lines(finished(recipe))
+    assert report.table(recipe, found)[0][4:] == [*TABLE[0][3:]]
 
 
 def test_steps_of_a_column_scale_with_the_training(tmp_path):

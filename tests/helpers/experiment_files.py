@@ -115,6 +115,13 @@ rows:
 chosen: [the learning rate of 100 %]
 """
 
+#: Of it, the row ``good`` is also trained on data that have one subset.
+TWO = TINY.replace(
+    "subsets: [dev, valid, gen]}\n",
+    "subsets: [dev, valid, gen]}\n"
+    "  other: {folder: other, prepare: ctl --order backward, subsets: [valid], arguments: --dropout 0.5}\n",
+).replace("    steps: 60\n", "    steps: 60\n    data: [tiny]\n")
+
 
 def write_recipe(folder: Path, text: str = TINY, steps: int = 40, name: str = "tiny") -> Path:
     path = folder / f"{name}.yaml"
