@@ -115,7 +115,7 @@ failed() {  # LOG FIX COMMAND…
 }
 pip_install() {  # FIX ARGUMENTS…
   local command=("$venv/bin/python" -m pip --disable-pip-version-check install)
-  # Bytecode is left to the first import; for everything that is never imported, it takes longer than installing it.
+  # Bytecode of everything, also of what is never imported, takes longer than installing it: see below.
   command+=(--no-compile --no-build-isolation "${@:2}")
   echo "\$ ${command[*]}" >> "$log"
   "${command[@]}" >> "$log" 2>&1 || failed "$log" "$1" "${command[@]}"
@@ -179,6 +179,9 @@ __file__ = "$PWD/fairseq_sg/__init__.py"
 with open(__file__, encoding="utf-8") as _code:
     exec(compile(_code.read(), __file__, "exec"))
 EOF
+# The bytecode of what a training imports. Where PYTHONDONTWRITEBYTECODE is set, each start would compile it again.
+bytecode=("$venv/bin/python" -P -c "import fairseq_cli.generate, fairseq_cli.train, matplotlib.pyplot, torch._dynamo")
+PYTHONDONTWRITEBYTECODE= "${bytecode[@]}" >> "$log" 2>&1 || failed "$log" "name a new folder by SG_VENV" "${bytecode[@]}"
 printf '%s' "$wanted" > "$stamp"
 echo "setup: done in $((SECONDS - started)) s"
 if [ -n "$index" ]; then
