@@ -165,6 +165,9 @@ if [ -n "$compilation" ]; then
 fi
 echo "setup: $fairseq and fairseq_sg"
 pip_install "$network" --no-deps ${from[@]+"${from[@]}"} "$fairseq" -e .
+# The bytecode of what a training imports. Where PYTHONDONTWRITEBYTECODE is set, each start would compile it again.
+bytecode=("$venv/bin/python" -P -c "import fairseq_cli.generate, fairseq_cli.train, matplotlib.pyplot, torch._dynamo")
+PYTHONDONTWRITEBYTECODE= "${bytecode[@]}" >> "$log" 2>&1 || failed "$log" "name a new folder by SG_VENV" "${bytecode[@]}"
 # `--user-dir fairseq_sg` from any folder: fairseq looks for that folder beside its own package, where an editable
 # installation leaves nothing. This package forwards to the clone; a link would let pip write into the clone.
 # fairseq also imports the names that it finds in a --user-dir's `tasks`; one name is enough to load the plugin.
@@ -179,9 +182,6 @@ __file__ = "$PWD/fairseq_sg/__init__.py"
 with open(__file__, encoding="utf-8") as _code:
     exec(compile(_code.read(), __file__, "exec"))
 EOF
-# The bytecode of what a training imports. Where PYTHONDONTWRITEBYTECODE is set, each start would compile it again.
-bytecode=("$venv/bin/python" -P -c "import fairseq_cli.generate, fairseq_cli.train, matplotlib.pyplot, torch._dynamo")
-PYTHONDONTWRITEBYTECODE= "${bytecode[@]}" >> "$log" 2>&1 || failed "$log" "name a new folder by SG_VENV" "${bytecode[@]}"
 printf '%s' "$wanted" > "$stamp"
 echo "setup: done in $((SECONDS - started)) s"
 if [ -n "$index" ]; then
