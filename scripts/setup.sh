@@ -115,7 +115,7 @@ failed() {  # LOG FIX COMMAND…
 }
 pip_install() {  # FIX ARGUMENTS…
   local command=("$venv/bin/python" -m pip --disable-pip-version-check install)
-  # Bytecode of everything, also of what is never imported, takes longer than installing it: see below.
+  # Bytecode of everything takes longer than installing it. That of what is imported is written below.
   command+=(--no-compile --no-build-isolation "${@:2}")
   echo "\$ ${command[*]}" >> "$log"
   "${command[@]}" >> "$log" 2>&1 || failed "$log" "$1" "${command[@]}"

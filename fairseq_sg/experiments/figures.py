@@ -301,7 +301,8 @@ def sweep(results: Results) -> Any:
     Rows without x are horizontal levels.
     """
     recipe, found = results.recipe, lines(results)
-    figure, panels = _of_columns(columns_shown(recipe, found), lambda down: 2.4)
+    columns = columns_shown(recipe, found)
+    figure, panels = _of_columns(columns, lambda down: 2.4)
     along: dict[str, list[Line]] = {}
     levels: dict[str, Line] = {}
     for line in found:
@@ -335,7 +336,7 @@ def sweep(results: Results) -> Any:
         axes.set(xlabel=recipe.x_axis.label, ylabel=_named(key, _unit(recipe, key)), xscale=recipe.x_axis.scale)
     if len(handles) > 1:
         beside = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
-        panels[list(panels)[-1]].legend(handles=handles.values(), **beside)
+        panels[columns[-1]].legend(handles=handles.values(), **beside)
     return figure
 
 
@@ -443,7 +444,7 @@ def _unit(recipe: Recipe, key: str) -> str:
 
 
 def _log_if_wide(axis: Any, values: Sequence[float], labels: Sequence[int] = (1, 2, 5)) -> None:
-    """A logarithmic axis for values that span a factor of ten; with labels at 1, 2 and 5 where it is short."""
+    """A logarithmic axis for values that span a factor of ten; below two decades with ``labels`` in each of them."""
     if not values or min(values) <= 0 or max(values) < 10 * min(values):
         return
     from matplotlib import ticker
