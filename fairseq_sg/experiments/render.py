@@ -240,11 +240,11 @@ def _table(show: Show, files: dict[str, Results]) -> report.Table:
     """model | (data) | seeds | steps | each column here, and in the paper where it has it."""
     made = _named(files, show.results, "results file")
     table = made.recipe
-    columns = show.columns or list(table.columns)
     order, data = show.rows or list(table.rows), show.data or list(table.data)
     found = [
         line for line in report.lines(made) if line.row in order and line.data in data and (line.done or line.diverged)
     ]
+    columns = show.columns or report.columns_shown(table, found)
     for column in columns:
         _named(table.columns, column, f"column of {show.results}")
     for row in order:

@@ -103,7 +103,7 @@ def test_a_table_has_the_columns_of_its_data(tmp_path):
         "IID", "Numbers are mean ± sample standard deviation over the seeds that did not diverge.",
     ]  # fmt: skip
     found += report.lines(finished(recipe))
-    assert report.table(recipe, found)[0][4:] == [*TABLE[0][3:]]
+    assert report.table(recipe, found)[0][4:] == TABLE[0][3:]
 
 
 def test_steps_of_a_column_scale_with_the_training(tmp_path):

@@ -115,7 +115,7 @@ rows:
 chosen: [the learning rate of 100 %]
 """
 
-#: Of it, the row ``good`` is also trained on data that have one subset.
+#: ``TINY`` with further data, which have one subset; the row ``good`` is trained on both.
 TWO = TINY.replace(
     "subsets: [dev, valid, gen]}\n",
     "subsets: [dev, valid, gen]}\n"
