@@ -114,8 +114,12 @@ def check_window(config) -> None:
         ("encoder_attention_window", "encoder_attention", "an encoder"),
     ):
         there = layer_names(config, side) if hasattr(config, side) else []
-        if getattr(config, name) and not ATTENTION_REGISTRY.with_option(name) & set(there):
-            raise UsageError(f"{ranges.flag(name)} is for softmax self-attention of {whose}: leave it out")
+        kinds = ATTENTION_REGISTRY.with_option(name)
+        if getattr(config, name) and not kinds & set(there):
+            raise UsageError(
+                f"{ranges.flag(name)} is for self-attention of {whose}, of the kinds {', '.join(sorted(kinds))}: leave "
+                "it out"
+            )
 
 
 def check_position(config) -> None:

@@ -117,10 +117,13 @@ def test_each_side_has_its_own_number_of_steps(depth):
 
 def test_a_window_that_no_attention_has_is_refused():
     tiny(attention_window=2, encoder_attention_window=3)
-    with pytest.raises(UsageError, match="--attention-window is for softmax self-attention of a decoder"):
+    tiny(attention_window=2, encoder_attention_window=3, encoder_attention="geometric", decoder_attention="geometric")
+    with pytest.raises(UsageError, match="--attention-window is for self-attention of a decoder, of the kinds"):
         tiny(attention_window=2, decoder_attention="linear")
-    with pytest.raises(UsageError, match="--encoder-attention-window is for softmax self-attention of an encoder"):
-        tiny(encoder_attention_window=2, encoder_attention="geometric")
+    with pytest.raises(
+        UsageError, match="--encoder-attention-window is for self-attention of an encoder, of the kinds"
+    ):
+        tiny(encoder_attention_window=2, encoder_attention="galerkin")
 
 
 def batch(left_pad=False):

@@ -212,7 +212,7 @@ def test_orthogonality_loss_has_every_application():
     [
         ({"position": "learned"}, "--position learned is for tokens, and patches have positions of their own"),
         ({"position": "none"}, "--position none is for tokens, and patches have positions of their own in any case"),
-        ({"attention_window": 2}, "--attention-window is for softmax self-attention of a decoder"),
+        ({"attention_window": 2}, "--attention-window is for self-attention of a decoder, of the kinds abs_rel"),
         ({"embedding_scaling": "none"}, "--embedding-scaling is for tokens: leave it out with --task sg_visual_qa"),
         ({"input_embedding": "bits"}, "--input-embedding is for tokens: leave it out with --task sg_visual_qa"),
         ({"depth": "shared_act", "act_ponder_padding": "include"}, "--act-ponder-padding include has no effect on"),

@@ -12,7 +12,7 @@ from torch import nn
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention import Context, build_attention
 from fairseq_sg.modules.cpu.dropout import dropout
-from helpers.attention_cases import HEADS, WIDTH, Case, padding_of, reference
+from helpers.attention_cases import HEADS, WIDTH, WINDOWS, Case, padding_of, reference
 from helpers.configs import config_of
 
 ROLES = ("encoder", "decoder")
@@ -180,6 +180,16 @@ def test_under_autocast(role):
     assert out.dtype == torch.bfloat16
     assert (out.float() - expected).norm() < 0.03 * expected.norm()
     assert (steps.float() - out.float()).norm() < 0.03 * expected.norm()
+
+
+@roles
+def test_a_window_of_one_leaves_nothing_to_see(role):
+    (option,) = WINDOWS[role]
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 1 leaves geometric attention nothing to see"):
+        Case("geometric", role, {option: 1}).build()
+    x = torch.randn(4, 1, WIDTH, dtype=torch.float64)
+    out = Case("geometric", role, {option: 2}).build()(x)[0]
+    assert ((out != 0).any(-1).squeeze(1) == torch.tensor([role == "encoder", True, True, True])).all()
 
 
 def test_errors():

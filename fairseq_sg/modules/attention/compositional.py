@@ -103,10 +103,10 @@ class CompositionalAttention(SoftmaxAttentionBase):
             bound = (self.head_dim + width) ** -0.5
             nn.init.uniform_(self.retrieval_k.weight, -bound, bound)
 
-    def _softmax(self, q, k, v, offset, context, *, x):
+    def outputs_of(self, q, k, v, offset, context, *, x):
         side_by_side = v.transpose(1, 2).flatten(2)  # (B, M, R·E)
         v = side_by_side.unsqueeze(1).expand(-1, self.num_heads, -1, -1)  # (B, S, M, R·E)
-        found, weights = super()._softmax(q, k, v, offset, context)  # (B, S, N, R·E)
+        found, weights = super().outputs_of(q, k, v, offset, context)  # (B, S, N, R·E)
         return self._retrieve(found.unflatten(-1, (self.value_heads, -1)), x), weights
 
     def _retrieve(self, found: Tensor, x: Tensor) -> Tensor:

@@ -22,15 +22,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fairseq_sg.modules.attention.base import Attention, AttentionOptions, register_attention
+from fairseq_sg.errors import UsageError
+from fairseq_sg.modules.attention.base import register_attention
+from fairseq_sg.modules.attention.window import WindowedAttention, WindowOptions
 from fairseq_sg.modules.cpu.dropout import Dropout
 from fairseq_sg.modules.cpu.linear import Linear
 from fairseq_sg.ops import geometric_attention
 from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.torch_attention import hidden_keys
 
 
 @dataclass
-class GeometricOptions(AttentionOptions):
+class GeometricOptions(WindowOptions):
     geometric_key_dropout: float = field(
         default=0.0,
         metadata={
@@ -54,7 +57,7 @@ class GeometricOptions(AttentionOptions):
 
 
 @register_attention("geometric")
-class GeometricAttention(Attention):
+class GeometricAttention(WindowedAttention):
     """Time O(N·M·d), memory O(N·M); decoding keeps all keys and values. No positions are added to the embeddings.
 
     With ``attention_bias`` the query projection's bias is b, and the keys, values and output have biases too.
@@ -62,17 +65,19 @@ class GeometricAttention(Attention):
     ``--attention-init`` is of the four projections; the directional encoding keeps PyTorch's default, as in the
     released code.
 
-    Args (besides those of :class:`Attention`):
+    Args (besides those of :class:`WindowedAttention`):
         geometric_key_dropout: dropout on the projected keys, in training.
         geometric_normalize: whether the rows of A are divided by their sums (at least 1e-12); rows of nothing stay 0.
         no_directional_encoding: leaves out β D_ij.
+
+    Raises:
+        UsageError: for a window of 1, and for a wrong option.
     """
 
     paper = "Csordás et al. 2022; Csordás 2023, 5.1.2"
     roles = frozenset({"encoder", "decoder"})
     brings_position = True
     sees_input = True
-    remembers = True
     options = GeometricOptions
     reference_init = "fans_of_a_head"
 
@@ -88,6 +93,12 @@ class GeometricAttention(Attention):
         **kwargs,
     ):
         super().__init__(embed_dim, num_heads, attention_bias=attention_bias, **kwargs)
+        if self.window == 1:
+            option = "--attention-window" if self.causal else "--encoder-attention-window"
+            raise UsageError(
+                f"{option} 1 leaves geometric attention nothing to see, as no position attends to itself: choose 2 or "
+                "more"
+            )
         self.normalize = geometric_normalize
         self.key_dropout = Dropout(geometric_key_dropout)
         self.query_bias = None if attention_bias else nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))
@@ -107,17 +118,20 @@ class GeometricAttention(Attention):
             for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
-    def attend(self, q, k, v, context, *, x):
-        weights = self._weights(q, k, context.key_padding_mask, self.offset(q, k), x).type_as(v)
+    def outputs_of(self, q, k, v, offset, context, *, x):
+        weights = self._weights(q, k, context.key_padding_mask, offset, x).type_as(v)
         return weights @ v, weights if context.return_weights else None
 
     def _weights(self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, offset: int, x: Tensor) -> Tensor:
         """A (B, H, N, M), in float32 or better."""
-        logits = self._logits(q, k, x)
+        logits = self._logits(q, k, offset, x)
+        if self.window:
+            far = hidden_keys(q.size(2), k.size(2), None, False, offset, q.device, self.window)
+            logits = logits if far is None else logits.masked_fill(far, -math.inf)  # P = 0
         weights = geometric_attention(logits, key_padding_mask=key_padding_mask, causal=self.causal, offset=offset)
         return nn.functional.normalize(weights, p=1.0, dim=-1, eps=1e-12) if self.normalize else weights
 
-    def _logits(self, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+    def _logits(self, q: Tensor, k: Tensor, offset: int, x: Tensor) -> Tensor:
         """α (q_i + b)ᵀ k_j + β D_ij + γ, (B, H, N, M), in float32 or better."""
         accurate = accumulation_dtype(q)
         if self.query_bias is not None:
@@ -130,5 +144,5 @@ class GeometricAttention(Attention):
         if self.causal:
             return content + shift
         backward, forward = shift.split(1, dim=-1)  # (B, H, N, 1)
-        ahead = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)  # (N, M)
+        ahead = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(offset + 1)
         return content + torch.where(ahead, forward, backward)

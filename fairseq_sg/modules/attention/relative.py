@@ -106,9 +106,9 @@ class RelativeAttention(SoftmaxAttentionBase):
         projected = self.pos_proj(sinusoid(distances, self.embed_dim).to(self.pos_proj.weight.dtype))  # (…, H·D)
         return self.key_dropout(projected).unflatten(-1, (self.num_heads, -1)).transpose(0, 1).type_as(q)
 
-    def _softmax(self, q, k, v, offset, context, **x):
+    def outputs_of(self, q, k, v, offset, context, **x):
         if not self._operator_serves(q, context):
-            return super()._softmax(q, k, v, offset, context, **x)
+            return super().outputs_of(q, k, v, offset, context, **x)
         keys, padding = k.size(2), context.key_padding_mask
         content, position, k = self.terms(q, k, context, **x)
         s = self._factor(q, keys, padding, offset)  # (B, H, N, 1) or broadcastable

@@ -8,17 +8,16 @@ turn logits into weights with a softmax.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_sg import ranges
-from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
-from fairseq_sg.modules.attention.cache import append_to_cache, cached, keep_last
+from fairseq_sg.modules.attention.base import ROLES, register_attention
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.attention.masks import count_visible
+from fairseq_sg.modules.attention.window import WindowedAttention, WindowOptions, positions_before
 from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
 from fairseq_sg.modules.position import MakePosition
@@ -27,7 +26,7 @@ from fairseq_sg.ops.torch_attention import hidden_keys, masked_attention, visibl
 
 
 @dataclass
-class SoftmaxOptions(AttentionOptions):
+class SoftmaxOptions(WindowOptions):
     """Options of the attentions that turn logits into weights with a softmax."""
 
     attention_dropout: float | None = field(
@@ -51,25 +50,9 @@ class SoftmaxOptions(AttentionOptions):
             "choices": ("sqrt_dim", "log_length"),
         },
     )
-    attention_window: int = field(
-        default=0,
-        metadata={
-            "help": "W: softmax self-attention of a decoder sees only the last W positions, its own included, so that "
-            "the decoding state has a constant size (0: all)",
-            "least": 0,
-        },
-    )
-    encoder_attention_window: int = field(
-        default=0,
-        metadata={
-            "help": "W: softmax self-attention of an encoder sees the positions less than W away, on both sides (0: "
-            "all)",
-            "least": 0,
-        },
-    )
 
 
-class SoftmaxAttentionBase(Drops, Attention):
+class SoftmaxAttentionBase(Drops, WindowedAttention):
     """The family of softmax kinds: weights from logits, dropout on them, a cache of keys and values.
 
         A = softmax( s · (QKᵀ/√d + bias) + position bias ),   s = 1, or ln(number of visible keys) with ``log_length``
@@ -77,25 +60,17 @@ class SoftmaxAttentionBase(Drops, Attention):
     where a learned scalar may stand in the place of 1/√d. A kind changes queries and keys, or adds a bias to the
     logits, by overriding ``logits_of``. A position may give a rotation of queries and keys, or a bias.
 
-    Args (besides those of :class:`Attention`):
+    Args (besides those of :class:`WindowedAttention`):
         attention_dropout: dropout on the weights after the softmax, in training.
         attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar,
             one for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
-        attention_window: W of a decoder: key j is seen from positions i with j ≤ i < j + W; 0 for all i ≥ j. More than
-            max(W, 64) queries are computed in blocks, in time and memory O(N·W).
-        encoder_attention_window: W of an encoder: key j is seen from positions i with |i − j| < W; 0 for all.
         position: makes a module with ``rotate`` or ``bias``, for a width and a number of heads (``modules.position``).
     """
 
     roles = frozenset(ROLES)
     options = SoftmaxOptions
     takes = frozenset({"rotation", "bias"})
-    remembers = True
-    #: The least number of queries that are computed at once under a window.
-    least_block: ClassVar[int] = 64
-    #: Whether the logits need a sentence's padding before the keys that a block of queries sees.
-    counts_padding: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -105,8 +80,6 @@ class SoftmaxAttentionBase(Drops, Attention):
         attention_dropout: float | None = 0.0,
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
-        attention_window: int = 0,
-        encoder_attention_window: int = 0,
         position: MakePosition | None = None,
         **kwargs,
     ):
@@ -115,15 +88,12 @@ class SoftmaxAttentionBase(Drops, Attention):
             "attention_dropout": attention_dropout,
             "attention_scale": attention_scale,
             "logit_scale": logit_scale,
-            "attention_window": attention_window,
-            "encoder_attention_window": encoder_attention_window,
         }
         ranges.check(SoftmaxOptions, given)
         self.scale = (self.embed_dim if attention_scale == "model_dim" else self.query_width) ** -0.5
         self.learned_scale = nn.Parameter(torch.full((1,), self.scale)) if attention_scale == "learned" else None
         self.log_length = logit_scale == "log_length"
         self.attention_dropout = attention_dropout or 0.0
-        self.window = {"decoder": attention_window, "encoder": encoder_attention_window}.get(self.role, 0)
         self.position = None if position is None else position(self.qk_head_dim, num_heads)
 
     def logits_of(
@@ -136,50 +106,19 @@ class SoftmaxAttentionBase(Drops, Attention):
         return q, k, None
 
     def attend(self, q, k, v, context, **x):
-        offset = self.offset(q, k)
-        q, k = self._rotate(q, k, offset, 0)
-        q, k, v = self.joined(context, q, k, v)
-        block = max(self.window, self.least_block)
-        whole = context.return_weights or self.counts_padding and context.key_padding_mask is not None
-        if whole or not self.window or q.size(2) <= block:
-            return self._softmax(q, k, v, offset, context, **x)
-        outputs = [
-            self._block(q, k, v, offset, context, start, start + block, **x) for start in range(0, q.size(2), block)
-        ]
-        return torch.cat(outputs, dim=2), None
-
-    def _block(self, q, k, v, offset: int, context: Context, start: int, end: int, **x: Tensor) -> Tensor:
-        """The outputs of the queries ``start`` to ``end``, from the keys that they may see.
-
-        These are W − 1 before the first query, the queries' own and, in an encoder, W − 1 after the last. All blocks
-        take time and memory O(N·W).
-        """
-        q = q[:, :, start:end]
-        first, last = max(offset + start - self.window + 1, 0), offset + start + q.size(2)
-        last += 0 if self.causal else self.window - 1
-        k, v = k[:, :, first:last], v[:, :, first:last]
-        positions = None if context.positions is None else context.positions[first:last]
-        padding = None if context.key_padding_mask is None else context.key_padding_mask[:, first:last]
-        seen = replace(context, key_padding_mask=padding, positions=positions, first=context.first + first)
-        x = {name: of_queries[start:end] for name, of_queries in x.items()}
-        return self._softmax(q, k, v, offset + start - first, seen, **x)[0]
+        q, k = self._rotate(q, k, self.offset(q, k), 0)
+        return super().attend(*self.joined(context, q, k, v), context, **x)
 
     def extend(self, q, k, v, state, context, **x):
-        dropped, kept = (0, 0) if state is None else (state["dropped"], state["length"])
-        q, k = self._rotate(q, k, dropped + kept, dropped + kept)
-        cache = append_to_cache(state, k, v, context.key_padding_mask)
-        k, v, key_padding_mask = cached(cache)
-        positions = None if context.positions is None else context.positions[dropped:]
-        seen = replace(context, key_padding_mask=key_padding_mask, positions=positions, first=context.first + dropped)
-        out, _ = self._softmax(q, k, v, kept, seen, **x)
-        return out, keep_last(cache, self.window) if self.window else cache
+        first = sum(positions_before(state))
+        return super().extend(*self._rotate(q, k, first, first), v, state, context, **x)
 
     def _rotate(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
         if self.position is None or self.position.gives != "rotation":
             return q, k
         return self.position.rotate(q, first_query), self.position.rotate(k, first_key)
 
-    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, offset: int, context: Context, **x: Tensor):
+    def outputs_of(self, q, k, v, offset, context, **x):
         """softmax(s · (q kᵀ · scale + bias) + position bias) v, (B, H, N, E), and the weights if they are wanted."""
         queries, keys, padding = q.size(2), k.size(2), context.key_padding_mask
         q, k, bias = self.logits_of(q, k, offset, context, **x)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from helpers.attention_cases import HEADS, Case, Row
+from helpers.attention_cases import HEADS, WINDOWS, Case, Row
 
 CASES = [
     Case("geometric", role, options)
     for role in ("encoder", "decoder")
-    for options in ({}, {"geometric_normalize": True}, {"attention_bias": True}, {"no_directional_encoding": True})
+    for options in (
+        {},
+        {"geometric_normalize": True},
+        {"attention_bias": True},
+        {"no_directional_encoding": True},
+        WINDOWS[role],
+    )
 ]
 
 
