@@ -34,7 +34,7 @@ STYLE = {
 #: Inches: a paper's column, and two of them.
 COLUMN, PAGE = 3.4, 7.0
 #: Up to this many curves are labelled at their ends, up to the next many by a legend; more are not drawn.
-LABELLED, CURVES = 5, 10
+LABELLED, CURVES = 5, 12
 #: With more panels in a row, the unit of a bar has a line of its own.
 NARROW = 4
 #: The ends of a results file's name in those of its pictures, after the one that has its name.
