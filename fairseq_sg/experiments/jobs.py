@@ -91,8 +91,8 @@ def run_all(
 
     ``watch`` is called every second with the state of each run by folder ("waiting", "training", "evaluating", "done",
     "diverged", "failed", "elsewhere"). A failed training is recorded as such and does not stop the others; a diverging
-    one (``divergence``) is stopped and recorded as diverged. A folder in which another process is training is waited
-    for.
+    one (``divergence``) is stopped and recorded as diverged. One that cannot be started fails alone while others run.
+    A folder in which another process is training is waited for.
 
     Args:
         runs: the runs, each with its own folder.
@@ -104,6 +104,7 @@ def run_all(
 
     Raises:
         ValueError: a folder holds a run with other settings, or one with more steps.
+        OSError, UsageError: a training cannot be started, and none is running.
     """
     together = min(together, jobs)
     state = {str(run.folder): "waiting" for run in runs}
@@ -152,7 +153,15 @@ def _begin_some(waiting, active, state, most, place) -> int:
     for run in list(waiting):
         if len(jobs) == most:
             break
-        job = _begin(run, where)
+        try:
+            job = _begin(run, where)
+        except (OSError, UsageError) as error:
+            if not active:
+                raise
+            print(f"error: {run.folder}: {error}", file=sys.stderr)
+            waiting.remove(run)
+            state[str(run.folder)] = "failed"
+            continue
         if job is None:
             state[str(run.folder)] = "elsewhere"
             continue
@@ -160,10 +169,15 @@ def _begin_some(waiting, active, state, most, place) -> int:
         active[str(run.folder)] = job
         jobs.append(job)
     left = [job for job in jobs if not nothing_left(job.run)]
-    _train([job for job in left if job.stage == "training"])
-    for job in left:
-        if job.stage == "evaluating":
-            _evaluate(job)
+    try:
+        _train([job for job in left if job.stage == "training"])
+        for job in left:
+            if job.stage == "evaluating":
+                _evaluate(job)
+    except OSError as error:  # such as of a machine without memory for another process
+        for job in left:
+            if job.process is None:
+                _fail(job, error)
     return len(jobs)
 
 
@@ -253,12 +267,17 @@ def _advance_or_fail(job: Job) -> bool:
         return _advance(job)
     except Exception as error:
         _stop(job.process)
-        job.run.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            records.end(job.run, failed=f"{job.work} ({type(error).__name__}: {error})")
-        except OSError as problem:  # such as a full disk; the next start tries again
-            print(f"{job.run.folder}: {problem}, after {error}", file=sys.stderr)
+        _fail(job, error)
         return True
+
+
+def _fail(job: Job, error: Exception) -> None:
+    """Records why a job without a process has failed."""
+    try:
+        job.run.folder.mkdir(parents=True, exist_ok=True)
+        records.end(job.run, failed=f"{job.work} ({type(error).__name__}: {error})")
+    except OSError as problem:  # such as a full disk; the next start tries again
+        print(f"{job.run.folder}: {problem}, after {error}", file=sys.stderr)
 
 
 def _advance(job: Job) -> bool:

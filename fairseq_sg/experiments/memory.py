@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ class Guard:
     """Decides by free memory where another training may start: ``run_all``'s ``place``.
 
     A training that has not logged anything may not have allocated its memory yet, so ``gigabytes`` are reserved for it.
-    The first one always starts.
+    The first one always starts. While free memory is unknown, no other one does.
 
     Args:
         gigabytes: required free memory; 0 disables the check.
@@ -28,6 +29,7 @@ class Guard:
         self, gigabytes: float, gpus: Sequence[str] = (), free: Callable[[str | None], float] | None = None
     ) -> None:
         self.gigabytes, self.gpus, self.free = gigabytes, list(gpus), free or free_gigabytes
+        self._warned = False
 
     def __call__(self, active: list[Job]) -> dict[str, str] | None:
         if active and not self._room(None, active):
@@ -44,7 +46,13 @@ class Guard:
         if not self.gigabytes:
             return True
         set_aside = self.gigabytes * sum(not begun(job) for job in jobs)
-        return self.free(gpu) - set_aside >= self.gigabytes
+        try:
+            return self.free(gpu) - set_aside >= self.gigabytes
+        except UsageError as error:  # perhaps of one call of nvidia-smi: the running trainings go on
+            if not self._warned:
+                print(f"warning: {error}", file=sys.stderr)
+            self._warned = True
+            return False
 
 
 def _uuid(gpu: str) -> str:
@@ -63,4 +71,5 @@ def free_gigabytes(gpu: str | None) -> float:
         command = ["nvidia-smi", "-i", _uuid(gpu), "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 2**10
     except (OSError, TypeError, ValueError, subprocess.CalledProcessError) as error:
-        raise UsageError(f"free memory is unknown ({error}): use --memory-guard 0 to disable the check") from None
+        why = f"free memory is unknown ({error}), so trainings wait for each other"
+        raise UsageError(f"{why}: use --memory-guard 0 to disable the check") from None

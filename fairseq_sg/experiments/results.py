@@ -24,8 +24,8 @@ from fairseq_sg.experiments.schema import Recipe, RecipeError
 from fairseq_sg.files import write_json
 
 Record = dict[str, Any]
-#: What a results file keeps of a run's record (``run.json``).
-_KEPT = ("minutes", "starts", "commands", "result", "diverged", "failed")
+#: What a results file keeps of a run's record (``run.json``), and ``partial`` where the result is that of the log.
+_KEPT = ("minutes", "starts", "commands", "result", "partial", "diverged", "failed")
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Results:
         return [json.loads(m) for m in sorted({json.dumps(start["machine"]) for start in self._starts()})]
 
     def finished(self, record: Record) -> bool:
-        """Whether a training has made all its steps and its evaluation has not failed, or it has diverged."""
+        """Whether a training has made all its steps and was evaluated, or it has diverged."""
         every = record.get("result", {}).get("steps") == self.recipe.steps_of(record["row"], self.steps_scale)
-        return "diverged" in record or (every and "failed" not in record)
+        return "diverged" in record or (every and not record.keys() & {"failed", "partial"})
 
     def of(self, row: str, data: str) -> list[Record]:
         """The records of a row on a dataset, by seed."""
@@ -155,7 +155,7 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
             check_steps(run)
             record.pop("result", None)
             partial = partial_result(run) if record else None
-            record |= {"minutes": minutes(run), "result": partial} if partial else {}
+            record |= {"minutes": minutes(run), "result": partial, "partial": True} if partial else {}
         elif "result" in record:
             record["result"] = as_asked(run)
             record.pop("failed", None)  # a later evaluation, of what the recipe has got since then
@@ -202,7 +202,8 @@ def _cut(recipe: Recipe, data: str, result: dict[str, Any], step: float) -> dict
 def merged(before: Results, now: Results, path: Path) -> Results:
     """``now`` with the trainings of an earlier file that it does not have, or has not got as far with.
 
-    So the rows of one table may be trained at different times and places.
+    So the rows of one table may be trained at different times and places. A finished training is never replaced by an
+    unfinished one.
 
     Raises:
         UsageError: the earlier file has other data, mechanisms, arguments, steps, or another evaluation.
@@ -247,9 +248,15 @@ def merged(before: Results, now: Results, path: Path) -> Results:
         else:
             what = f"this one has no row {other['row']!r} on {other['data']!r}"
         raise UsageError(f"{path} has results of another version of the recipe ({what}): choose another --results")
+
+    def progress(results: Results, record: Record) -> tuple[bool, int]:
+        # A training that collapsed has diverged at a step before those that it had made.
+        return results.finished(record), reached(record)
+
     found = {key(record): record for record in now.records}
-    for record in before.records:
-        if planned(record) and (key(record) not in found or reached(record) > reached(found[key(record)])):
+    for record in filter(planned, before.records):
+        there = found.get(key(record))
+        if there is None or progress(before, record) > progress(now, there):
             found[key(record)] = record
     rows, data = list(now.recipe.rows), list(now.recipe.data)
     ordered = sorted(found.values(), key=lambda r: (rows.index(r["row"]), data.index(r["data"]), r["seed"]))

@@ -293,6 +293,35 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         jobs.run_all([make_run(tmp_path / "r")], 1, lambda *_: None)
 
 
+def test_a_training_that_cannot_be_started_fails_alone_while_others_run(commands, tmp_path, capsys):
+    commands |= {"good": f"sleep 1; {GOOD}", "later": GOOD}
+    broken = make_run(tmp_path / "broken")
+    (broken.folder / "lock").mkdir()
+    all_runs = [make_run(tmp_path / "good"), broken, make_run(tmp_path / "later")]
+    states = []
+    good, failed, later = jobs.run_all(all_runs, 2, lambda _, state: states.append(dict(state)))
+    assert [record["result"]["accuracy"]["gen"] for record in (good, later)] == [40, 40]
+    assert list(states[-1].values()) == ["done", "failed", "done"] and "result" not in failed
+    assert f"error: {broken.folder}: [Errno 21] Is a directory" in capsys.readouterr().err
+    with pytest.raises(IsADirectoryError):
+        jobs.run_all([broken], 1, lambda *_: None)
+
+
+def test_a_process_that_cannot_be_started_fails_alone(commands, tmp_path, monkeypatch):
+    launch = jobs._launch
+
+    def full(command, job, **kwargs):
+        if job.run.folder.name == "bad":
+            raise OSError(12, "Cannot allocate memory")
+        return launch(command, job, **kwargs)
+
+    monkeypatch.setattr(jobs, "_launch", full)
+    commands |= {"good": f"sleep 1; {GOOD}", "bad": GOOD}
+    good, bad = jobs.run_all([make_run(tmp_path / "good"), make_run(tmp_path / "bad")], 2, lambda *_: None)
+    assert good["result"]["accuracy"]["gen"] == 40
+    assert bad["failed"] == "training (OSError: [Errno 12] Cannot allocate memory)"
+
+
 def test_a_further_evaluation_is_in_the_result(commands, tmp_path):
     commands["r"] = GOOD
     run = make_run(tmp_path / "r", more_overrides=("{'encoder_layers': 3}", "{'encoder_layers': 4}"))
@@ -400,6 +429,20 @@ def test_memory_guard(tmp_path):
     assert guard([job(begun, "0"), job(young, "1")]) is None
     free |= {None: 1.0, "1": 50.0}
     assert guard([job(begun, "0")]) is None  # the machine's own memory
+
+
+def test_while_free_memory_is_unknown_no_other_training_starts(tmp_path, capsys):
+    answers = iter([UsageError("free memory is unknown"), UsageError("free memory is unknown"), 9.0])
+
+    def free(_):
+        answer = next(answers)
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
+
+    guard, running = memory.Guard(3, free=free), job(make_run(tmp_path, inner(100)))
+    assert [guard([]), guard([running]), guard([running]), guard([running])] == [{}, None, None, {}]
+    assert capsys.readouterr().err == "warning: free memory is unknown\n"
 
 
 def test_what_a_training_logged_before_its_restart_does_not_count(tmp_path):

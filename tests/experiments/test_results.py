@@ -357,6 +357,36 @@ def test_the_record_that_was_trained_further_wins(before, after, expected, now, 
     assert merged(then, now, tmp_path / "x.json").records == [record("good", 1, **expected)]
 
 
+def test_a_collapse_replaces_what_was_reported_before_it_was_found(tmp_path):
+    """It is at a step before the last one of the earlier report."""
+    plan = planned(tmp_path, rows="good", seeds="1,")
+    (trial,) = plan.trials()
+    save(trial.run)
+    trial.run.log.write_text(
+        "".join(of_subset(name, step, 50.0 * (step < 10)) for step in (5, 10, 15) for name in ("dev", "valid", "gen"))
+    )
+    before = collect(plan, [trial])
+    assert before.records[0]["result"]["steps"] == 15
+    save(trial.run, diverged={"step": 10, "why": "the accuracy fell"})
+    found = merged(before, collect(plan, [trial]), tmp_path / "x.json")
+    assert found.done == 1 and [line.failed for line in report.lines(found)][0]
+
+
+@pytest.mark.parametrize("how", [{}, {"failed": "evaluation"}], ids=["killed", "failed"])
+def test_a_training_without_its_evaluation_replaces_no_finished_one(how, tmp_path):
+    """It was trained again, in another folder."""
+    plan = planned(tmp_path, rows="good", seeds="1,")
+    (trial,) = plan.trials()
+    finish(trial.run, 20.0, (40, 4, 100, 10))
+    before = collect(plan, [trial])
+    save(trial.run, **how)
+    trial.run.log.write_text("".join(of_subset(name, 40, 30.0) for name in ("dev", "valid", "gen")))
+    now = collect(plan, [trial])
+    assert (before.done, now.done) == (1, 0) and now.records[0]["result"]["accuracy"]["gen"] == 30.0
+    for first, second in ((before, now), (now, before)):
+        assert merged(first, second, tmp_path / "x.json").records == before.records
+
+
 def test_a_file_keeps_the_curve_of_a_training_that_is_not_finished(now, tmp_path):
     """Tables show one number of steps, whichever trainings are united first."""
     half = record("good", 1, gen=9.0, steps=20)
