@@ -295,6 +295,9 @@ class TrainedModel:
     def _read(self, sentences: Sequence[str]) -> list[Tensor]:
         """The tokens of every sentence and its end symbol, int64. Raises UsageError for one that is too long."""
         task, model = self.loaded.task, self.loaded.model
+        for number, sentence in enumerate(sentences, start=1):
+            if "\n" in sentence:
+                raise UsageError(f"sentence {number} has a line break: give a list with a string for each sentence")
         rows = [
             encode(self.loaded.split(sentence), task.source_dictionary, f"sentence {number}", self.loaded.data)
             for number, sentence in enumerate(sentences, start=1)

@@ -29,12 +29,12 @@ from pathlib import Path
 
 from data_prep.draws import processors
 from fairseq_sg.errors import UsageError, exit_code, of_system
+from fairseq_sg.experiments import arguments, report, results
 from fairseq_sg.experiments import recipe as recipes
-from fairseq_sg.experiments import report, results
-from fairseq_sg.experiments.jobs import run_all
+from fairseq_sg.experiments.jobs import failure, run_all
 from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
-from fairseq_sg.experiments.records import diverged, evaluated, result_of, saved, visible_gpus
+from fairseq_sg.experiments.records import diverged, evaluated, nothing_left, result_of, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import check_writable
 
@@ -207,6 +207,9 @@ def run(args: argparse.Namespace) -> int:
     if earlier:
         # Refuses results of another recipe before hours of training, not after them.
         results.merged(earlier, results.collect(plan, trials), _file(prefix))
+    plan.check()
+    if args.index is None:
+        arguments.check(trial for trial in trials if not nothing_left(trial.run))
     started = time.time()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the trainings
     try:
@@ -313,19 +316,8 @@ def _end(trials: Sequence[Trial]) -> int:
         if diverged(run):
             print(f"{run.name} (seed {run.seed}) diverged: {diverged(run)['why']}; see {run.log}", file=sys.stderr)
         if "failed" in record:
-            why = _last_error(run.log) if record["failed"] == "training" else ""
-            print(
-                f"error: {run.name} (seed {run.seed}) failed in {record['failed']}; see {run.folder}{why}",
-                file=sys.stderr,
-            )
+            print(failure(run), file=sys.stderr)
     return int(any("failed" in saved(trial.run) for trial in trials))
-
-
-def _last_error(log: Path) -> str:
-    """The error line of the last start in a log, as the end of a message; empty without one."""
-    text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
-    lines = text.rpartition("$ fairseq-train ")[2].splitlines()
-    return next((f" ({line.removeprefix('error: ')})" for line in reversed(lines) if line.startswith("error: ")), "")
 
 
 def slurm(args: argparse.Namespace) -> int:
@@ -340,6 +332,8 @@ def slurm(args: argparse.Namespace) -> int:
     if not args.script.absolute().parent.is_dir():
         raise UsageError(f"{args.script}: No such file or directory: name a file in a folder that exists")
     plan = plan_of(args)
+    plan.check()
+    arguments.check(plan.trials())
     plan.prepare()
     plan.out.mkdir(parents=True, exist_ok=True)
     args.script.write_text(slurm_script(plan, args.recipe, args.jobs), "utf-8")

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq_sg.experiments.quantities import QUANTITIES
-from fairseq_sg.experiments.run import option_of
+from fairseq_sg.experiments.quantities import MEASURED, QUANTITIES, source_of
+from fairseq_sg.experiments.run import option_of, values_of
 from fairseq_sg.experiments.schema import DECODED, METRICS, Column, Data, Recipe, RecipeError, Row, XAxis, placeholders
 from fairseq_sg.ranges import literal_dict
 from fairseq_sg.scoring.plain_bleu import TOKENIZERS
@@ -202,6 +202,7 @@ class Checks:
             for data in recipe.data_of(name):
                 if "--task" not in map(option_of, recipe.arguments_of(name, data)):
                     raise self.error(f"{key}.arguments", "have no --task, nor has 'train'")
+                self.measured(name, data)
         self.known(f"{key}.published", row.published, recipe.data_of(name), "data of the row")
         if row.published_std:
             self.choice(f"{key}.published_std", row.published_std, ("sample", "population"))
@@ -214,6 +215,19 @@ class Checks:
                     recipe.published(name, data, column)
                 except ValueError as problem:
                     raise self.error(f"{key}.published.{data}.{column}", str(problem)) from None
+
+    def measured(self, row: str, data: str) -> None:
+        """Raises RecipeError for a column that a row's task of fairseq_sg does not measure."""
+        task = values_of("--task", self.recipe.arguments_of(row, data))[-1:]
+        for there in map(MEASURED.get, task):
+            for name, column in self.recipe.columns_of(data).items():
+                source = source_of(column.metric)
+                if there and source in QUANTITIES and source not in there:
+                    raise self.error(
+                        f"columns.{name}.metric",
+                        f"is {column.metric!r}, which --task {task[0]} of the row {row!r} does not measure: choose "
+                        f"from {', '.join(there)}",
+                    )
 
     def by_length(self) -> None:
         recipe, how = self.recipe, self.recipe.by_length

@@ -129,6 +129,8 @@ def run_all(
             for key, job in list(active.items()):
                 if job.process is None or _advance_or_fail(job):
                     state[key] = _ended(job.run)
+                    if state[key] == "failed":
+                        print(failure(job.run), file=sys.stderr, flush=True)
                     job.lock.close()
                     del active[key]
                 else:
@@ -319,6 +321,15 @@ def _ended(run: Run) -> str:
     record = saved(run)
     unknown = "done" if "result" in record else "failed"
     return next((state for state in ("diverged", "failed") if state in record), unknown)
+
+
+def failure(run: Run) -> str:
+    """The message about a failed run, with the error line of its last start, where there is one."""
+    what = saved(run).get("failed", "training")
+    text = run.log.read_text("utf-8", errors="replace") if what == "training" and run.log.is_file() else ""
+    lines = reversed(text.rpartition("$ fairseq-train ")[2].splitlines())
+    why = next((f" ({line.removeprefix('error: ')})" for line in lines if line.startswith("error: ")), "")
+    return f"error: {run.name} (seed {run.seed}) failed in {what}; see {run.folder}{why}"
 
 
 def _stop(process: subprocess.Popen | groups.Member) -> None:

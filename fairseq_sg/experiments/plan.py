@@ -77,17 +77,8 @@ class Plan:
         """Makes missing data folders.
 
         Raises:
-            UsageError: a folder needs a file from the user, cannot be made, or holds other data; there is no
-                ``user_dir``; a training needs a GPU.
+            UsageError: a folder needs a file from the user, cannot be made, or holds other data.
         """
-        for trial in self.trials() if self.device == "cpu" else ():
-            if "--amp" in trial.run.arguments:
-                raise UsageError(
-                    f"the row {trial.row!r} trains with --amp, which needs a GPU: give --device cuda where there is one"
-                )
-        own = self.recipe.user_dir
-        if own and not Path(own).is_dir():
-            raise UsageError(f"user_dir: there is no folder {own}: start in the folder that has it, or give its path")
         for name in self.used():
             source = self.recipe.data[name]
             folder, command = self.data / source.folder, self.prepare_command(name)
@@ -103,6 +94,17 @@ class Plan:
                 if subprocess.run([sys.executable, *command[1:]], env=environment()).returncode:
                     raise UsageError(f"the data {name!r} were not made: {shlex.join(command)}")
             self._check_names(name, folder)
+
+    def check(self) -> None:
+        """Raises UsageError where there is no ``user_dir``, or a training needs a GPU."""
+        for trial in self.trials() if self.device == "cpu" else ():
+            if "--amp" in trial.run.arguments:
+                raise UsageError(
+                    f"the row {trial.row!r} trains with --amp, which needs a GPU: give --device cuda where there is one"
+                )
+        own = self.recipe.user_dir
+        if own and not Path(own).is_dir():
+            raise UsageError(f"user_dir: there is no folder {own}: start in the folder that has it, or give its path")
 
     def _check_names(self, data: str, folder: Path) -> None:
         """Raises UsageError for a type or subset that the data do not have, or a type that the trainings do not log."""

@@ -85,6 +85,18 @@ QUANTITIES = {
     ),
 }
 
+_OF_TEXTS = ("accuracy", "loss")
+#: A task of fairseq_sg -> the quantities that it measures.
+MEASURED = {
+    "sg_translation": _OF_TEXTS,
+    "sg_language_modeling": _OF_TEXTS,
+    "sg_classification": _OF_TEXTS,
+    "sg_visual_qa": _OF_TEXTS,
+    "sg_tagging": (*_OF_TEXTS, "word_error", "mean_word_error"),
+    "sg_regression": ("mse_last", "mse_last_mean"),
+    "sg_operator": ("relative_l2",),
+}
+
 
 def chosen(points: Sequence[Point], metric: str, subset: str, best: bool) -> Point:
     """The point of a curve whose checkpoint is evaluated: the last one, or the latest of the ``best`` by ``metric`` on

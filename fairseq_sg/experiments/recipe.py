@@ -7,6 +7,7 @@ The format is explained in ``docs/reproducing.md``.
 
 from __future__ import annotations
 
+import difflib
 import io
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -37,11 +38,15 @@ def names() -> list[str]:
 def find(name: str) -> Path:
     """The file of a recipe, by its name or by a path that ends in ``.yaml``. Raises RecipeError if there is none."""
     path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        raise RecipeError(
-            f"there is no recipe {name!r}: choose from {', '.join(names())}, or give the path of a .yaml file"
-        )
-    return path
+    if path.is_file():
+        return path
+    if name.endswith(".yaml"):
+        raise RecipeError(f"there is no recipe {name!r}: give the path of a file that exists, or the name of a recipe")
+    if name.endswith(".yml") or "/" in name:
+        raise RecipeError(f"there is no recipe {name!r}: the path of a recipe's file ends in .yaml")
+    close = difflib.get_close_matches(name, names(), cutoff=0.8)
+    meant = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names())},"
+    raise RecipeError(f"there is no recipe {name!r}: {meant} or give the path of a .yaml file")
 
 
 def variants(path: Path) -> dict[str, Any]:

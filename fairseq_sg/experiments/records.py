@@ -141,7 +141,11 @@ def diverged(run: Run) -> dict[str, Any] | None:
 
 
 def _checked(run: Run) -> dict[str, Any]:
+    """The record of a run, or {} where nothing of its training is left to resume, such as after a wrong option."""
     record = saved(run)
+    if record.get("failed", "").startswith("training") and not record.keys() & {"result", "diverged"}:
+        if not any(run.folder.glob("*.pt")):
+            return {}
     now, then = settings_of(run), record.get("settings", {})
     for name in filter(then.__contains__, now):  # records of earlier versions lack some
         equal = now[name] == then[name]

@@ -128,7 +128,8 @@ def read(path: Path) -> Results:
     except RecipeError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: not a results file of fairseq_sg.experiments ({error!r})") from None
+        what = repr(error) if path.suffix == ".json" else "their names end in .json"
+        raise UsageError(f"{path}: not a results file of fairseq_sg.experiments ({what})") from None
 
 
 def _check_records(recipe: Recipe, records: Any) -> None:

@@ -292,6 +292,7 @@ def calls_of_others(classifier, lm):
     return [
         (lambda: classifier.translate(["p 1"]), "sg_encoder is a classifier and has no .translate: use .classify"),
         (lambda: classifier.classify(["p 4"]), "sentence 1 has the word '4'"),
+        (lambda: classifier.classify(["p", "p\np"]), "sentence 2 has a line break: give a list with a string for each"),
         (lambda: classifier.classify(["p 1"], batch_size=0), "`batch_size` is 0"),
         (lambda: classifier.classify(["p 1", None]), "None is no text: give a string"),
         (lambda: lm.score(["a", 1]), "1 is no text: give a string"),

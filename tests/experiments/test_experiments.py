@@ -131,6 +131,15 @@ def test_wrong_options_of_run_are_refused(options, message, here, capsys):
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
+def test_a_row_that_cannot_be_trained_is_refused_before_any_training(here, capsys):
+    """It may be the last one, days later."""
+    write_recipe(here, TINY.replace("--lr 1e38", "--hidden-dm 8"))
+    message = "the row 'bad' cannot be trained: there is no option --hidden-dm: did you mean --hidden-dim?"
+    assert refused(capsys, "run", "tiny.yaml", "--device", "cpu") == message
+    assert refused(capsys, "slurm", "tiny.yaml", "x.sbatch", "--device", "cpu") == message
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
 def test_without_a_gpu_nothing_is_trained_as_on_one(here, capsys, monkeypatch):
     monkeypatch.setattr(command, "has_gpu", lambda: False)
     message = refused(capsys, "run", "tiny.yaml", "--device", "cuda")
@@ -158,8 +167,10 @@ def test_recipes_that_cannot_be_read_are_one_line(here, capsys):
     assert refused(capsys, "run", "wrong.yaml").startswith("wrong.yaml: steps: Value 'STEPS'")
     (here / "wrong.yaml").write_text("title: [\n")
     assert refused(capsys, "show", "wrong.yaml").startswith("wrong.yaml: while parsing a flow node")
-    assert "there is no recipe 'none.yaml': choose from " in refused(capsys, "run", "none.yaml")
+    assert "there is no recipe 'none.yaml': give the path of a file that exists" in refused(capsys, "run", "none.yaml")
+    assert "there is no recipe 'my.yml': the path of a recipe's file ends in .yaml" in refused(capsys, "run", "my.yml")
     assert "there is no recipe 'table_4': choose from " in refused(capsys, "show", "table_4")
+    assert "there is no recipe 'quickstrat': did you mean quickstart? or give" in refused(capsys, "run", "quickstrat")
 
 
 @pytest.mark.parametrize("name", ["run", "slurm"])

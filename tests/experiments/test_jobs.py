@@ -96,7 +96,7 @@ def commands(monkeypatch):
 GOOD = f"printf '%s' '{evaluated(50, 50, 10)}{evaluated(100, 60, 40)}'"
 
 
-def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path):
+def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path, capsys):
     process = tmp_path / "process"
     bad = f"echo $$ > {process}; printf '%s' '{inner(1)}{inner(2, 'nan')}'; exec sleep 600"
     commands |= {"bad": bad, "good": GOOD, "broken": "exit 3"}
@@ -112,6 +112,7 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     }
     assert broken["failed"] == "training"
     assert list(states[-1].values()) == ["diverged", "done", "failed"]
+    assert "(seed 1) failed in training; see " in capsys.readouterr().err
     # Run again: a Fail is a result, failed runs are retried.
     commands |= {"bad": "exit 9", "good": "exit 9", "broken": GOOD}
     bad, good, broken = jobs.run_all(all_runs, 3, lambda *_: None)
@@ -557,6 +558,23 @@ def test_a_folder_with_other_settings_is_refused(run):
     run.arguments = ["--arch", "y"]
     with pytest.raises(ValueError, match="holds a training with other settings"):
         records.result_of(run)
+
+
+def test_a_training_that_failed_without_a_checkpoint_may_have_other_settings(run):
+    """Such as after a wrong option."""
+    run.arguments = ["--task", "x", "--arch", "linaer"]
+    save(run, failed="training")
+    corrected = replace(run, arguments=["--task", "x", "--arch", "linear"])
+    assert records.result_of(corrected) is None and records.diverged(corrected) is None
+    records.begin(corrected, {})
+    found = records.saved(run)
+    assert found["settings"]["arguments"] == corrected.arguments and "failed" not in found
+    for kept in ({"failed": "training"}, {"failed": "evaluation", "result": {"steps": run.steps}}):
+        (run.folder / "checkpoint_last.pt").touch()
+        save(run, **kept)
+        with pytest.raises(ValueError, match="holds a training with other settings"):
+            records.result_of(corrected)
+        (run.folder / "checkpoint_last.pt").unlink()
 
 
 def test_finished_runs_are_not_evaluated_again_on_another_device(run):

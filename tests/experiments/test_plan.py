@@ -44,11 +44,12 @@ def test_a_run_of_the_plan(tmp_path):
 def test_a_training_that_needs_a_gpu_is_refused_before_data_are_made(tmp_path):
     text = TINY.replace("--lr 1e38", "--lr 1e38 --amp")
     with pytest.raises(UsageError, match="the row 'bad' trains with --amp, which needs a GPU"):
-        planned(tmp_path, text, data=tmp_path).prepare()
+        planned(tmp_path, text, data=tmp_path).check()
+    text = text.replace("ctl --order forward", "cfq --raw-dir FILE")
+    good = planned(tmp_path, text, rows="good", data=tmp_path)
+    good.check()
     with pytest.raises(UsageError, match="'tiny'|not made"):
-        planned(
-            tmp_path, text.replace("ctl --order forward", "cfq --raw-dir FILE"), rows="good", data=tmp_path
-        ).prepare()
+        good.prepare()
 
 
 def test_graphs_of_steps(tmp_path):

@@ -389,8 +389,11 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("chosen: [the seeds]", "only: [plane]", ["only: there is no row 'plane': plain, other"]),
         ("title: A small table", "title: [", ["while parsing a flow sequence"]),
         (SMALL, "- a list\n", ["must be a mapping (key: value), not ['a list']"]),
+        ("subset: gen", "metric: word_error, subset: gen", [
+            ".metric: is 'word_error', which --task sg_translation of the row", "choose from accuracy, loss",
+        ]),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named(old, new, parts, tmp_path):
     assert SMALL.count(old) == 1 or old == "steps: 100"
     refused(tmp_path, SMALL.replace(old, new, 1), *parts)

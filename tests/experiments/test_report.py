@@ -194,6 +194,7 @@ def test_squared_errors(tmp_path):
     text = text.replace("  OOD: {subset: gen}\n", "  OOD: {subset: gen, metric: mse_last_mean}\n")
     text = text.replace("columns:\n", "columns:\n  more: {subset: gen, metric: mse_last, model_overrides: '{}'}\n")
     text = text.replace("checkpoint: best", "checkpoint: best\ncheckpoint_metric: mse_last")
+    text = text.replace("--task sg_classification", "--task of_a_user")
     recipe = tiny(tmp_path, text)
     curve = [{"step": s, "dev_mse_last": dev, "gen_mse_last": gen} for s, dev, gen in ((10, 0.5, 7.0), (20, 0.75, 8.0))]
     first = record("good", 1, gen=0.0)
@@ -241,7 +242,8 @@ def test_a_type_has_its_column(tmp_path):
 
 
 def test_results_without_a_quantity_have_no_number(tmp_path):
-    recipe = tiny(tmp_path, TINY.replace("{subset: gen}", "{subset: gen, metric: mse_last}"))
+    text = TINY.replace("--task sg_classification", "--task of_a_user")
+    recipe = tiny(tmp_path, text.replace("{subset: gen}", "{subset: gen, metric: mse_last}"))
     assert report.value(recipe, recipe.columns["OOD"], record("good", 1, gen=1.0), 1.0) is None
 
 

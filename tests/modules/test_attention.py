@@ -452,6 +452,8 @@ def test_initialization_of_several_projections_as_one_matrix(name, init, queries
             "is 1.5: choose a number from 0 to 1"),
         (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=0.0),
          "--linear-attention-eps is 0.0: choose a number above 0"),
+        (lambda c: ATTENTION_REGISTRY["linear"](24, 3, role="encoder", linear_attention_eps=1e-39),
+         "--linear-attention-eps is 1e-39: choose 1.18e-38 or more"),
         (lambda c: ATTENTION_REGISTRY["galerkin"](24, 3, role="encoder", galerkin_norm_eps=0.0), "--galerkin-norm-eps "
             "is 0.0: choose a number above 0"),
         (lambda c: ATTENTION_REGISTRY["fourier"](24, 24, role="encoder"), "fourier attention normalizes each head, "

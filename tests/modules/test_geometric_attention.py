@@ -192,6 +192,13 @@ def test_a_window_of_one_leaves_nothing_to_see(role):
     assert ((out != 0).any(-1).squeeze(1) == torch.tensor([role == "encoder", True, True, True])).all()
 
 
+def test_a_normalized_window_of_two_leaves_a_decoder_one_weight_of_one():
+    given = {"attention_window": 2, "geometric_normalize": True}
+    with pytest.raises(UsageError, match="--attention-window 2 leaves geometric attention one position"):
+        Case("geometric", "decoder", given).build()
+    Case("geometric", "decoder", given | {"attention_window": 3}).build()
+
+
 def test_errors():
     with pytest.raises(
         UsageError, match="geometric attention cannot serve as 'cross' attention: its roles are encoder, decoder"

@@ -124,7 +124,7 @@ def test_initialization(init, fan_in):
     "options,message",
     [
         ({"encoder_ffn_embed_dim": 15}, r"square .* width is 15: set --encoder-ffn-embed-dim .* 9 or 16"),
-        ({"encoder_embed_dim": 7}, "the model's width 7 must be even"),
+        ({"encoder_embed_dim": 7}, "halves its input, whose width is 7: choose an even --encoder-embed-dim"),
         ({"pkm_k": 0}, "--pkm-k is 0 of 16 values: choose a number from 1 to 16"),
         ({"pkm_k": 17}, "--pkm-k is 17 of 16 values"),
         ({"pkm_heads": 0}, "--pkm-heads is 0: choose 1 or more"),

@@ -99,6 +99,11 @@ class GeometricAttention(WindowedAttention):
                 f"{option} 1 leaves geometric attention nothing to see, as no position attends to itself: choose 2 or "
                 "more"
             )
+        if self.window == 2 and self.causal and geometric_normalize:
+            raise UsageError(
+                "--attention-window 2 leaves geometric attention one position, whose weight is 1 with "
+                "--geometric-normalize: choose 3 or more, or leave --geometric-normalize out"
+            )
         self.normalize = geometric_normalize
         self.key_dropout = Dropout(geometric_key_dropout)
         self.query_bias = None if attention_bias else nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))

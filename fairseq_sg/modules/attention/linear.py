@@ -31,6 +31,7 @@ from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
 from fairseq_sg.modules.position import MakePosition, real_positions
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
+from fairseq_sg.ops.linear_attention import SMALLEST_EPS
 from fairseq_sg.ops.precision import accurate
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,8 @@ class LinearAttention(Attention):
         self.eps = linear_attention_eps
         given = {"linear_attention_eps": self.eps, "linear_attention_denominator": linear_attention_denominator}
         ranges.check(LinearOptions, given)
+        if self.eps < SMALLEST_EPS:
+            raise UsageError(f"--linear-attention-eps is {self.eps}: choose {SMALLEST_EPS:.3g} or more")
         self.divides = linear_attention_denominator == "sum"
         if not self.divides:
             self._check_without_denominator()

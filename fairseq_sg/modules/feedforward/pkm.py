@@ -96,7 +96,10 @@ class ProductKeyMemory(FeedForward):
                 f"--encoder-ffn-embed-dim (--decoder-ffn-embed-dim) {self.sub_keys**2} or {(self.sub_keys + 1) ** 2}"
             )
         if dim % 2:
-            raise UsageError(f"a product-key memory halves its input: the model's width {dim} must be even")
+            raise UsageError(
+                f"a product-key memory halves its input, whose width is {dim}: choose an even --encoder-embed-dim "
+                "(--decoder-embed-dim)"
+            )
         given = {"pkm_heads": pkm_heads, "pkm_activation": pkm_activation, "pkm_init": pkm_init}
         ranges.check(PKMOptions, given)
         if pkm_k is not None and not 1 <= pkm_k <= ffn_dim:

@@ -81,10 +81,12 @@ def buckets(count: int, max_distance: int) -> list[int]:
     """The buckets, of ``count``, of the distances 0 … ``max_distance`` to one side."""
     exact = count // 2
     steps = count - exact
-
-    def reached(n: int) -> int:
-        """⌊steps · ln(n/exact) / ln(max_distance/exact)⌋, at most steps − 1."""
-        # In integers: with logarithms, rounding would decide at the bounds.
-        return sum(n**steps * exact**k >= max_distance**k * exact**steps for k in range(1, steps))
-
-    return [n if n < exact else exact + reached(n) for n in range(max_distance + 1)]
+    found = list(range(exact))
+    k = 0
+    for n in range(exact, max_distance + 1):
+        # k = ⌊steps · ln(n/exact) / ln(max_distance/exact)⌋, at most steps − 1. In integers: with logarithms, rounding
+        # would decide at the bounds.
+        while k < steps - 1 and n**steps * exact ** (k + 1) >= max_distance ** (k + 1) * exact**steps:
+            k += 1
+        found.append(exact + k)
+    return found
