@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import json
+import subprocess
+import sys
 from collections.abc import Iterable
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments.jobs import executable
+from fairseq_sg.experiments.jobs import environment, executable
 from fairseq_sg.experiments.plan import Trial
 
 
@@ -17,17 +18,15 @@ def check(trials: Iterable[Trial]) -> None:
     Raises:
         UsageError: it would refuse one; what depends on data is only found when the training starts.
     """
-    from fairseq import options
-
-    import fairseq_sg.plugin  # noqa: F401
-
-    for trial in {(trial.row, trial.data): trial for trial in trials}.values():
-        arguments = executable(trial.run.train_command())[3:]  # python -m fairseq_cli.train
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(said):
-                options.parse_args_and_arch(options.get_training_parser(), arguments)
-        except (SystemExit, UsageError) as error:
-            lines = said.getvalue().strip().splitlines()
-            why = lines[-1].removeprefix("error: ") if lines else str(error)
-            raise UsageError(f"the row {trial.row!r} cannot be trained: {why}") from None
+    some = list({(trial.row, trial.data): trial for trial in trials}.values())
+    if not some:
+        return
+    lines = [executable(trial.run.train_command())[3:] for trial in some]  # of python -m fairseq_cli.train
+    command = [sys.executable, "-m", "fairseq_sg.parse"]
+    done = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, env=environment())
+    if done.returncode:
+        read, said = done.stdout.split(), done.stderr.strip().splitlines()
+        if not read or not said or not said[-1].startswith("error: "):
+            print(done.stderr, file=sys.stderr)  # of a module of the user, say
+        row, why = some[int(read[-1]) if read else 0].row, said[-1] if said else f"exit code {done.returncode}"
+        raise UsageError(f"the row {row!r} cannot be trained: {why.removeprefix('error: ')}")
