@@ -187,10 +187,12 @@ def test_steps_read_later_and_recorded_steps_are_the_same(folder, case, as_on_a_
     averages, weights, state = trained(prepared(folder, "graphs", *CASES[case], most=0))
     assert found[0] == averages
     torch.testing.assert_close(found[1:], (weights, state), rtol=0, atol=0)
-    # The rate and the number of tokens of such a step are tensors, which are rounded to float32.
-    if case != "autocast":  # whose products in bfloat16 magnify that
-        assert averages == pytest.approx(expected[0], rel=1e-4)
-        torch.testing.assert_close(weights, expected[1], rtol=1e-4, atol=1e-4)
+    # The rate and the number of tokens of such a step are tensors. Products in bfloat16 magnify their rounding.
+    near = 1e-2 if case == "autocast" else 1e-4
+    if case == "autocast":  # which also decides which of two near words is the largest
+        assert averages.pop("token_accuracy") == pytest.approx(expected[0].pop("token_accuracy"), abs=0.5)
+    assert averages == pytest.approx(expected[0], rel=near)
+    torch.testing.assert_close(weights, expected[1], rtol=near, atol=near)
     assert state["param_groups"] == expected[2]["param_groups"]
 
 

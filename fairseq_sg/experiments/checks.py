@@ -218,16 +218,16 @@ class Checks:
 
     def measured(self, row: str, data: str) -> None:
         """Raises RecipeError for a column that a row's task of fairseq_sg does not measure."""
-        task = values_of("--task", self.recipe.arguments_of(row, data))[-1:]
-        for there in map(MEASURED.get, task):
-            for name, column in self.recipe.columns_of(data).items():
-                source = source_of(column.metric)
-                if there and source in QUANTITIES and source not in there:
-                    raise self.error(
-                        f"columns.{name}.metric",
-                        f"is {column.metric!r}, which --task {task[0]} of the row {row!r} does not measure: choose "
-                        f"from {', '.join(there)}",
-                    )
+        task = (values_of("--task", self.recipe.arguments_of(row, data)) or [""])[-1]
+        measured = MEASURED.get(task, QUANTITIES)
+        for name, column in self.recipe.columns_of(data).items():
+            source = source_of(column.metric)
+            if source in QUANTITIES and source not in measured:
+                raise self.error(
+                    f"columns.{name}.metric",
+                    f"is {column.metric!r}, which --task {task} of the row {row!r} does not measure: choose from "
+                    f"{', '.join(measured)}",
+                )
 
     def by_length(self) -> None:
         recipe, how = self.recipe, self.recipe.by_length
