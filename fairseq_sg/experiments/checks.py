@@ -217,15 +217,19 @@ class Checks:
                     raise self.error(f"{key}.published.{data}.{column}", str(problem)) from None
 
     def measured(self, row: str, data: str) -> None:
-        """Raises RecipeError for a column that a row's task of fairseq_sg does not measure."""
-        task = (values_of("--task", self.recipe.arguments_of(row, data)) or [""])[-1]
+        """Raises RecipeError for a metric that a row's task of fairseq_sg does not measure."""
+        recipe = self.recipe
+        task = (values_of("--task", recipe.arguments_of(row, data)) or [""])[-1]
         measured = MEASURED.get(task, QUANTITIES)
-        for name, column in self.recipe.columns_of(data).items():
-            source = source_of(column.metric)
+        metrics = {f"columns.{name}.metric": column.metric for name, column in recipe.columns_of(data).items()}
+        if recipe.checkpoint == "best":
+            metrics["checkpoint_metric"] = recipe.checkpoint_metric
+        for key, metric in metrics.items():
+            source = source_of(metric)
             if source in QUANTITIES and source not in measured:
                 raise self.error(
-                    f"columns.{name}.metric",
-                    f"is {column.metric!r}, which --task {task} of the row {row!r} does not measure: choose from "
+                    key,
+                    f"is {metric!r}, which --task {task} of the row {row!r} does not measure: choose from "
                     f"{', '.join(measured)}",
                 )
 

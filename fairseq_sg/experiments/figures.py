@@ -15,6 +15,7 @@ from fairseq_sg.experiments.quantities import QUANTITIES, source_of
 from fairseq_sg.experiments.report import Line, centre, columns_shown, lines
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.experiments.schema import DECODED, Recipe
+from fairseq_sg.files import replacing
 
 #: The curve of one training, as ``logs.curve`` has it.
 Curve = list[dict[str, float]]
@@ -57,7 +58,10 @@ def pyplot() -> Any:
 
 def save(figure: Any, path: Path, source: str = "") -> None:
     """Writes a figure and closes it. ``source`` is stored in the file, so that a stale picture can be found."""
-    figure.savefig(path, bbox_inches="tight", metadata={"Source": source, "Software": None})
+    with replacing(path) as temporary:
+        figure.savefig(
+            temporary, format=path.suffix[1:], bbox_inches="tight", metadata={"Source": source, "Software": None}
+        )
     pyplot().close(figure)
 
 

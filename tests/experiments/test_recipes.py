@@ -375,6 +375,11 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
             ["checkpoint_metric: is 'bleu': choose from accuracy"],
         ),
         ("unit: percent", "unit: percent\ncheckpoint_metric: loss", ["checkpoint_metric: is for 'checkpoint: best'"]),
+        (
+            "checkpoint: last",
+            "checkpoint: best\ncheckpoint_metric: relative_l2",
+            ["checkpoint_metric: is 'relative_l2', which --task sg_translation", "choose from accuracy, loss"],
+        ),
         ("folder: short", "folder: ..", ["data.short.folder: is '..': it must be the name of one folder"]),
         ("prepare: scan --split length", "prepare: ''", ["data.short.prepare: is empty: give the arguments of"]),
         ("split length", "split 'length", ["data.short.prepare: cannot be split into words"]),
