@@ -150,7 +150,9 @@ def questions_page(folder: Path) -> str:
         "curve, commit and machine.",
         "",
         "± is the standard deviation over seeds. Brackets are the 95 % confidence interval of a difference of means:",
-        "Welch's, or that of the differences of equal seeds. One interval of twenty excludes 0 by chance.",
+        "Welch's, or that of the differences of equal seeds where one model is evaluated or computed in two ways.",
+        "Where there is no difference, one interval of twenty excludes 0. Seeds have other first weights; they share",
+        "the data and, an epoch apart, the batches.",
         "",
     ]
     strong, looks = ([q for q in questions if q.first_look is first] for first in (False, True))
