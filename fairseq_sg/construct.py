@@ -28,13 +28,13 @@ from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import ranges
-from fairseq_sg.analysis.options import Parser, finish, from_0
-from fairseq_sg.errors import UsageError, exit_code
+from fairseq_sg.errors import UsageError, exit_code, finish
 from fairseq_sg.experiments.figures import COLOURS, grid, pyplot
 from fairseq_sg.experiments.figures import save as save_figure
 from fairseq_sg.files import check_writable, read_manifest, write_json
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
+from fairseq_sg.parsers import Parser, from_0
 
 #: The ε of Figure 2; None is the construction without a norm.
 EPSILONS = (None, 1e-3, 1e-5, 1e-7, 1e-9, 0.0)

@@ -44,3 +44,18 @@ def exit_code(main: Callable[..., int], *arguments: Any) -> int:
         # Otherwise Python flushes the rest at exit and fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def finish(run: Callable[[Any], None], args: Any) -> int:
+    """Runs a command; returns the exit code: 0, or 1 after a one-line error that the user can fix."""
+    try:
+        run(args)
+    except UsageError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: {of_system(error)}", file=sys.stderr)
+        return 1
+    return 0

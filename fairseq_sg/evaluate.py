@@ -28,10 +28,10 @@ from fairseq import utils
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import natural, right_tokens
 from fairseq_sg.analysis.checkpoint import Loaded, load
-from fairseq_sg.analysis.options import Command, add_model, finish, positive
 from fairseq_sg.criterions.oracle_length import scored
-from fairseq_sg.errors import UsageError, exit_code
+from fairseq_sg.errors import UsageError, exit_code, finish
 from fairseq_sg.files import check_writable, read_manifest, write_json
+from fairseq_sg.parsers import Command, add_model, positive
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.sg_language_modeling import UNITS

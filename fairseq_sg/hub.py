@@ -35,10 +35,10 @@ from fairseq_sg import evaluate, ranges
 from fairseq_sg.analysis import checkpoint as checkpoints
 from fairseq_sg.analysis.attention_maps import roles_of
 from fairseq_sg.analysis.checkpoint import Loaded, encode, read_sentence
-from fairseq_sg.analysis.options import choice
 from fairseq_sg.analysis.record import record
 from fairseq_sg.command_line import FAIRSEQ
 from fairseq_sg.errors import UsageError
+from fairseq_sg.parsers import choice
 
 #: The options of fairseq-generate that ``translate`` takes beside the beam.
 SEARCH = (

@@ -52,10 +52,11 @@ from fairseq_sg.analysis import (
     values,
 )
 from fairseq_sg.analysis.checkpoint import absent, load
-from fairseq_sg.analysis.options import Command, Parser, add_model, finish, of_pictures
+from fairseq_sg.analysis.options import of_pictures
 from fairseq_sg.analysis.result import Result
-from fairseq_sg.errors import UsageError, exit_code
+from fairseq_sg.errors import UsageError, exit_code, finish
 from fairseq_sg.files import check_writable
+from fairseq_sg.parsers import Command, Parser, add_model
 
 COMMANDS = {
     "maps": attention_maps,

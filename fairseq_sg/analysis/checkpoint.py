@@ -25,7 +25,6 @@ from data_prep.dataset import DataError
 from data_prep.parallel import clean
 from data_prep.sort_of_clevr.questions import words_of
 from data_prep.subwords import SPACE, Subwords, model_file
-from fairseq_sg.analysis.options import choice, nearest
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import not_registered, option_names, read, values
 from fairseq_sg.command_line import kinds_of
@@ -35,6 +34,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest
 from fairseq_sg.lengths import has_plain_text, plain_lengths, unit_of
 from fairseq_sg.models.labels import labels_words
+from fairseq_sg.parsers import choice, nearest
 from fairseq_sg.ranges import check_type
 from fairseq_sg.registry import UnknownName
 from fairseq_sg.tasks.segment_memory import Remembering

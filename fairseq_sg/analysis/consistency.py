@@ -34,10 +34,11 @@ from fairseq.dataclass.configs import GenerationConfig
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.accuracy import natural
 from fairseq_sg.analysis.checkpoint import Loaded
-from fairseq_sg.analysis.options import add_batches, positive
+from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest
+from fairseq_sg.parsers import positive
 from fairseq_sg.tables import aligned
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_sg.analysis.checkpoint import Loaded
-from fairseq_sg.analysis.options import nearest
 from fairseq_sg.errors import UsageError
+from fairseq_sg.parsers import nearest
 from fairseq_sg.tasks.sg_tagging import check_labels
 from fairseq_sg.tasks.streams import Text
 

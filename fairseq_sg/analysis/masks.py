@@ -34,7 +34,6 @@ from data_prep.strings import lengths as numbers_and_ranges
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.examples import Examples, Part, interleaved, open_examples
-from fairseq_sg.analysis.options import above_0, finite, from_0, index, positive
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.checkpoints import read
 from fairseq_sg.errors import UsageError, in_one_line
@@ -51,6 +50,7 @@ from fairseq_sg.modules.masks import (
     replaced,
     select,
 )
+from fairseq_sg.parsers import above_0, finite, from_0, index, positive
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.streams import Streams

@@ -17,9 +17,10 @@ import torch
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded, encode
-from fairseq_sg.analysis.options import add_scale, index
+from fairseq_sg.analysis.options import add_scale
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.parsers import index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -36,9 +36,10 @@ from data_prep.in_context.oracles import ORACLES
 from data_prep.in_context.shifts import SHIFTS
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded
-from fairseq_sg.analysis.options import add_batches, positive
+from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
 from fairseq_sg.errors import UsageError
+from fairseq_sg.parsers import positive
 from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.sg_regression import FrozenPrompts, PromptDataset
 
