@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import attention, memory, operators, points, preparation, report, step, together
 from benchmarks.measure import as_in_training
+from fairseq_sg.parsers import Command
 
 SUITES = ("ops", "step", "decode", "data", "together")
 DEFAULT_SUITES = SUITES[:3]
@@ -51,7 +52,7 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks", description=__doc__, formatter_class=formatter)
     parser.add_argument(
         "--suite", choices=SUITES, nargs="+", default=DEFAULT_SUITES, help="default: all but data and together"
     )

@@ -18,6 +18,7 @@ from benchmarks.report import number, table
 from fairseq_sg.files import write_text
 from fairseq_sg.ops.operators import OPERATORS
 from fairseq_sg.ops.tuning import Tuning, read
+from fairseq_sg.parsers import Command
 
 FOLDER = Path(__file__).resolve().parent / "gpu"
 HEAD = """# Operators on GPUs
@@ -71,7 +72,7 @@ def sections_of(path: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="print their tables")
     files = parser.parse_args(argv).files
     try:

@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -109,7 +109,6 @@ class Row:
     status: str
     reason: str = ""
     error: float | None = None
-    times: list[float] = field(default_factory=list)
     median: float | None = None
     low: float | None = None
     high: float | None = None
@@ -119,7 +118,6 @@ class Row:
     floor_of: str = ""
 
     def time_it(self, times: list[float]) -> None:
-        self.times = times
         self.low, self.median, self.high = quartiles(times)
 
 

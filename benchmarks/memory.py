@@ -29,6 +29,7 @@ from fairseq_sg.modules.memory import CONTROLLER_REGISTRY, DNC
 from fairseq_sg.ops import memory as ops
 from fairseq_sg.ops.memory import functions as ops_functions
 from fairseq_sg.ops.memory.naive import EPS
+from fairseq_sg.parsers import Command
 
 CELLS, WORDS = (16, 64), (20, 100)
 BITS, WIDTH, CONTROLLER = 9, 32, 64
@@ -160,7 +161,7 @@ def sections(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, nargs="+", metavar="N", default=CELLS, help="(default: 16 64)")
     parser.add_argument("--words", type=int, nargs="+", metavar="T", default=WORDS, help="(default: 20 100)")
     parser.add_argument("--sentences", type=int, default=64, help="in a batch (default %(default)s)")

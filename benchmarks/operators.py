@@ -57,6 +57,7 @@ from fairseq_sg.ops import (
 )
 from fairseq_sg.ops.dispatch import AUTO, ENVIRONMENT_VARIABLE
 from fairseq_sg.ops.operators import OPERATORS as DECLARED
+from fairseq_sg.parsers import Command
 from fairseq_sg.ranges import flag
 
 CVMM, GEOMETRIC, LINEAR = (
@@ -498,7 +499,7 @@ SETTINGS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if an implementation of ours is wrong or fails, or cannot run where it is asked for; else 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; all by default")
     parser.add_argument(
         "--implementation", nargs="+", default=[], metavar="NAME", help="only these of ours; peers stay"

@@ -28,6 +28,7 @@ from benchmarks.measure import as_in_training, peak_memory
 from fairseq_sg.criterions.relative_l2 import RelativeL2, RelativeL2Config
 from fairseq_sg.kernels.timing import interleaved, quartiles
 from fairseq_sg.models.sg_operator import SGOperator
+from fairseq_sg.parsers import Command
 
 POINTS = (256, 512, 1024, 2048, 4096, 8192)
 BASE = "galerkin"
@@ -129,7 +130,7 @@ def sections(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--models",
         nargs="+",

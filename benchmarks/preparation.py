@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from benchmarks import report
 from data_prep.cfq import PARTS, SIZES
+from fairseq_sg.parsers import Command
 
 FILES = "FILES"  # stands for a folder of official files
 TEXT = "TEXT"  # stands for a file with the source of Python's library
@@ -161,7 +162,7 @@ def preparation_section(only: str = "", raw_dirs: Path | None = None) -> report.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
     parser.add_argument("--only", metavar="WORD", default="", help="only commands with this beginning, such as parity")
     report.add_out(parser)

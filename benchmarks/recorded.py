@@ -36,6 +36,7 @@ from fairseq_sg.errors import first_line
 from fairseq_sg.kernels.timing import Run, interleaved, quartiles, synchronize
 from fairseq_sg.ops import torch_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
+from fairseq_sg.parsers import Command
 
 ARGUMENTS = "--arch sg_transformer_scan --depth shared --lr 1e-3 --clip-norm 5 --batch-size 256 --step-graphs 4"
 LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear"
@@ -172,7 +173,7 @@ def section(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")

@@ -28,6 +28,7 @@ from benchmarks.measure import Row
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.records import commit, machine
 from fairseq_sg.files import check_writable, write_text
+from fairseq_sg.parsers import Command
 from fairseq_sg.ranges import flag
 
 FOLDER = Path(__file__).resolve().parent
@@ -431,7 +432,7 @@ def label_ends(axes: Any, ends: dict[str, tuple[float, float, str]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="with results.json (default: this one)")
     args = parser.parse_args(argv)
     sections = load(args.folder)

@@ -41,6 +41,7 @@ from benchmarks import report
 from fairseq_sg.experiments.run import values_of
 from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.modules.cpu import linear
+from fairseq_sg.parsers import Command
 from fairseq_sg.trainer import SGTrainer
 
 TITLES = {"scan": "SCAN", "pcfg": "PCFG"}
@@ -317,7 +318,7 @@ def step_section(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), default="scan")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")
@@ -325,6 +326,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=4, help="random batches per round (default 4)")
     report.add_options(parser, rounds=5)
     args = report.parse(parser, argv, "benchmarks.step")
+    report.check_positive(parser, args, "batches")
     section = step_section(
         args.model, args.rounds, args.device, args.batches, args.reference, args.data, args.arguments
     )

@@ -29,6 +29,7 @@ from benchmarks.step import MODELS, prepared
 from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.logs import events
+from fairseq_sg.parsers import Command
 
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = (
@@ -159,7 +160,7 @@ def section_of(models: int, steps: int, rounds: int, device: str, graphs: int = 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, help="trainings at once (default: 15 on a GPU, 4 on a CPU)")
     parser.add_argument("--steps", type=int, default=300, help="of each training (default: %(default)s)")
     parser.add_argument("--graphs", type=int, default=64, help="most graphs of a training (default: %(default)s)")

@@ -141,6 +141,6 @@ def load_weights(load: Callable, weights: dict[str, Tensor], *args, **kwargs):
         ) from error
 
 
-def first(names: list[str], count: int = 3) -> str:
-    """Some names, and how many more there are."""
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+def first(names: list[str]) -> str:
+    """Up to three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

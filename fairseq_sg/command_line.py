@@ -16,7 +16,6 @@ import argparse
 import ast
 import contextlib
 import difflib
-import functools
 import importlib.util
 import os
 import re
@@ -26,12 +25,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from fairseq_sg import checkpoints, generation, ranges
+from fairseq_sg import checkpoints, compat, generation, ranges
 from fairseq_sg.errors import UsageError
 
 
 def _limits(names: str, **limits: float) -> dict[str, dict[str, float]]:
-    return {name: limits for name in names.split()}
+    return dict.fromkeys(names.split(), limits)
 
 
 #: Ranges of fairseq's options by name; ``kind.name`` is the option of one kind of optimizer, scheduler and so on.
@@ -59,7 +58,6 @@ FAIRSEQ: dict[str, dict[str, float]] = {
 }
 
 
-@functools.cache
 def install() -> None:
     """Wraps the functions of fairseq's commands that read and use options."""
     from fairseq import options
@@ -67,8 +65,8 @@ def install() -> None:
 
     from fairseq_sg import hydra_configuration
 
-    options.parse_args_and_arch = functools.partial(_parse_args_and_arch, options.parse_args_and_arch)
-    utils.call_main = functools.partial(_call_main, utils.call_main)
+    compat.wrap(options, "parse_args_and_arch", _parse_args_and_arch)
+    compat.wrap(utils, "call_main", _call_main)
     hydra_configuration.install()
 
 

@@ -34,7 +34,7 @@ from fairseq_sg.experiments.figures import save as save_figure
 from fairseq_sg.files import check_writable, read_manifest, write_json
 from fairseq_sg.models import constructions
 from fairseq_sg.models.sg_encoder import SGEncoder
-from fairseq_sg.parsers import Parser, from_0
+from fairseq_sg.parsers import Command, Parser, from_0
 
 #: The ε of Figure 2; None is the construction without a norm.
 EPSILONS = (None, 1e-3, 1e-5, 1e-7, 1e-9, 0.0)
@@ -46,10 +46,12 @@ SAMPLES = 100
 
 def make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="fairseq-sg construct", description=__doc__, formatter_class=raw, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    parser = Parser(prog="fairseq-sg construct", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=Command
+    )
     for name in CONSTRUCTIONS:
-        one = commands.add_parser(name, help=f"write the model of {name.upper()} as a checkpoint", allow_abbrev=False)
+        one = commands.add_parser(name, help=f"write the model of {name.upper()} as a checkpoint")
         one.add_argument("data", metavar="DIR", help=f"a folder of `python -m data_prep {name}`")
         one.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
         one.add_argument(
@@ -64,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         if name == "first":
             one.add_argument("--log-length", action="store_true", help="attention logits times ln N (section 5.3)")
             one.add_argument("--sharpness", type=from_0, default=1.0, metavar="C", help="the paper's c (default: 1)")
-    one = commands.add_parser("figures", help="cross-entropy by length, and around one weight", allow_abbrev=False)
+    one = commands.add_parser("figures", help="cross-entropy by length, and around one weight")
     one.add_argument("prefix", type=Path, metavar="PREFIX", help="PREFIX.json and PREFIX.png are written")
     one.add_argument("--longest", type=int, default=LENGTHS[-1], metavar="N", help="the maximum length (default: 1000)")
     return parser

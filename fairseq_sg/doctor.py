@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fairseq_sg import __version__, compat
 from fairseq_sg.errors import exit_code
+from fairseq_sg.parsers import Command
 
 PACKAGE = Path(__file__).resolve().parent
 PYTHONS = ((3, 11), (3, 12))
@@ -298,7 +299,7 @@ def examine() -> Iterator[Finding]:
 def main(line: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit code. Ends with 2 for an argument, as there is none."""
     form = argparse.RawDescriptionHelpFormatter
-    argparse.ArgumentParser("fairseq-sg doctor", "%(prog)s", __doc__, formatter_class=form).parse_args(line)
+    Command(prog="fairseq-sg doctor", usage="%(prog)s", description=__doc__, formatter_class=form).parse_args(line)
     print(f"fairseq_sg {__version__} in {PACKAGE}")
     problems = 0
     for finding in examine():

@@ -52,7 +52,6 @@ def make_parser() -> Command:
         usage="%(prog)s CHECKPOINT [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of fairseq-train")
     data = parser.add_argument_group("data and output")

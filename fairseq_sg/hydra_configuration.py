@@ -28,7 +28,7 @@ def install() -> None:
     commands = [m for m in map(sys.modules.get, names) if m is not None and compat.is_command(vars(m))]
     for module in (initialize, *commands):
         if hasattr(module, "add_defaults"):
-            module.add_defaults = functools.partial(_add_defaults, module.add_defaults)
+            compat.wrap(module, "add_defaults", _add_defaults)
     # A model of fairseq's has all commands but fairseq-train print messages of every level, hydra's among them.
     logging.getLogger("hydra").setLevel(logging.INFO)
     returned = JobReturn.return_value

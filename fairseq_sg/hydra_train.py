@@ -7,13 +7,12 @@ of ``hydra_configuration`` run once, before workers start.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import re
 import sys
 from dataclasses import fields, is_dataclass
 
-from fairseq_sg import command_line
+from fairseq_sg import command_line, compat
 from fairseq_sg.hydra_configuration import end, nearest, no_configuration
 
 
@@ -68,7 +67,7 @@ def main() -> None:
         if folder != word and os.path.isdir(folder):
             # So that messages of hydra's errors know the options of its mechanisms.
             import_user_module(argparse.Namespace(user_dir=folder))
-    utils.run_and_report = functools.partial(_run_and_report, utils.run_and_report)
+    compat.wrap(utils, "run_and_report", _run_and_report)
     from fairseq_cli import hydra_train
 
     hydra_train.cli_main()

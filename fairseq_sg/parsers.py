@@ -28,6 +28,9 @@ def choice(word: str, names: Sequence[str]) -> str:
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors take one line and suggest the nearest names."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
@@ -42,15 +45,24 @@ class Command(Parser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         args = sys.argv[1:] if args is None else args
+        command = self.prog.rpartition(" ")[2]
         for word in itertools.takewhile(lambda word: word != "--", args):
             name = word.partition("=")[0]
-            if name.startswith("--") and name not in self._option_string_actions:
-                known = nearest(name, self._option_string_actions)
-                self.error(f"{self.prog.rpartition(' ')[2]} has no option {name}{known}")
+            # A word with a space is a value for argparse.
+            if name.startswith("--") and " " not in word and name not in self._option_string_actions:
+                self.error(f"{command} has no option {name}{nearest(name, self._option_string_actions)}")
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(f"{' '.join(rest)} is unexpected: {self.prog.rpartition(' ')[2]} takes one CHECKPOINT")
+            self.error(f"{' '.join(rest)} is unexpected: {command} {self._takes()}")
         return found, rest
+
+    def _takes(self) -> str:
+        """What a command takes beside options, for a message."""
+        places = [action for action in self._actions if not action.option_strings]
+        names = [action.metavar or action.dest.upper() for action in places]
+        if any(action.nargs in ("+", "*") for action in places):
+            return f"takes every {names[-1]} before the options"
+        return f"takes one {' and one '.join(names)}" if names else "takes options alone"
 
 
 def overrides(text: str) -> dict[str, Any]:

@@ -46,15 +46,17 @@ LAYERS = {
         "fairseq_sg.kernels",
         "fairseq_sg.modules.cpu",
         "fairseq_sg.tables",
+        "fairseq_sg.parsers",
         "fairseq_sg.errors",
     ),
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
-    "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.errors"),
+    "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.parsers", "fairseq_sg.errors"),
     # Experiments run fairseq's commands and read their logs.
     "experiments": (
         "data_prep",
         "fairseq_sg.experiments",
         "fairseq_sg.scoring",
+        "fairseq_sg.parsers",
         "fairseq_sg.ranges",
         "fairseq_sg.errors",
         "fairseq_sg.files",

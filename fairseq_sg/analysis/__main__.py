@@ -84,7 +84,6 @@ def make_parser() -> Parser:
         usage="%(prog)s COMMAND CHECKPOINT [options]",
         description=__doc__,
         formatter_class=form,
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", prog=parser.prog, parser_class=Command)
     for name, module in COMMANDS.items():
@@ -96,7 +95,6 @@ def make_parser() -> Parser:
             usage=f"%(prog)s {f'[NAME=]{reads} …' if several else reads} [options]",
             description=(module.__doc__ or "").replace("``", ""),
             formatter_class=form,
-            allow_abbrev=False,
         )
         what = "a checkpoint of fairseq-train" if reads == "CHECKPOINT" else module.WHAT
         command.add_argument(

@@ -37,6 +37,7 @@ from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, evaluated, nothing_left, result_of, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import check_writable
+from fairseq_sg.parsers import Command, Parser
 
 #: The folder of results files; an installed package may have none.
 RESULTS = Path("results")
@@ -44,8 +45,10 @@ RESULTS = Path("results")
 
 def make_parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="fairseq-sg experiments", description=__doc__, formatter_class=raw)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    parser = Parser(prog="fairseq-sg experiments", description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", parser_class=Command
+    )
 
     one = commands.add_parser("list", help="the recipes, and what was run of them")
     one.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")

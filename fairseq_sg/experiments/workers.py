@@ -23,6 +23,7 @@ from typing import IO
 from fairseq_sg.errors import exit_code
 from fairseq_sg.experiments.jobs import executable
 from fairseq_sg.experiments.run import option_of
+from fairseq_sg.parsers import Parser
 
 #: Options that the launcher sets itself.
 OWN = (
@@ -41,7 +42,7 @@ def commands(workers: int, command: Sequence[str], port: int) -> list[list[str]]
 
 
 def parse_arguments(line: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workers", type=int, help="number of processes")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="fairseq-train and its arguments")
     args = parser.parse_args(line)

@@ -36,6 +36,7 @@ from fairseq_sg.ops.tuning import (
     read,
     write,
 )
+from fairseq_sg.parsers import Command, Parser
 from fairseq_sg.tables import aligned
 
 #: Implementations that are verified at a time, and the processes of each. On a GPU most of the time is compilation.
@@ -44,8 +45,8 @@ JOBS, PARTS = {"cpu": 1, "cuda": 4}, {"cpu": 1, "cuda": 4}
 
 def make_parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="fairseq-sg kernels", description=__doc__, formatter_class=form)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    parser = Parser(prog="fairseq-sg kernels", description=__doc__, formatter_class=form)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=Command)
     commands.add_parser("list", help="operators and implementations in one table")
     for name, text in (("verify", "compare each with its equation"), ("tune", "time the verified ones")):
         command = commands.add_parser(name, help=text)

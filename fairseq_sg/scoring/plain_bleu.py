@@ -16,9 +16,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.parsers import Command
 
 SPACE = "\u2581"  # SentencePiece's sign for a space
 TOKENIZERS = ("13a", "none", "char", "intl", "zh")
@@ -107,20 +108,12 @@ def score(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -
     return found
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors take one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the scores; returns the exit code: 0, or 2 for an error that the user can fix."""
-    parser = Parser(
+    parser = Command(
         prog="python -m fairseq_sg.scoring.plain_bleu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("subset", metavar="SUBSET")

@@ -584,6 +584,10 @@ def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
         (["map", "x.pt"], "unknown command 'map': did you mean maps. choose from maps, gates, values, .*"),
         (["maps", "x.pt", "--inptu", "s"], "maps has no option --inptu: did you mean --input. "),
         (["maps", "x.pt", "y.pt", "--input", "s"], "y.pt is unexpected: maps takes one CHECKPOINT "),
+        (
+            ["accuracy", "a=x.pt", "--batch-size", "8", "b=y.pt"],
+            "b=y.pt is unexpected: accuracy takes every CHECKPOINT before the options ",
+        ),
         (["maps", "x.pt", "--input", "s", "--vmax", "-1"], "argument --vmax: '-1' is not a number above 0 "),
         (
             ["norms", "x.pt", "--device", "cudda"],

@@ -79,7 +79,7 @@ class TestOperators:
                 if contender == "triton":
                     assert row.status == "skipped" and row.reason and row.median is None
                 else:
-                    assert row.status == "timed" and len(row.times) == 1
+                    assert row.status == "timed" and row.low == row.median == row.high > 0
         assert {peer.name for peer in setting.peers} >= {"torch grouped_mm", "sums of logarithms"}
         remarks = capsys.readouterr().err
         assert all(f"peer {peer.name}: " in remarks for peer in peers.PEERS)
@@ -189,7 +189,6 @@ class TestMeasure:
         rows, timed = rows_of(small_case(partial(linear_attention, implementation="naive")), monkeypatch)
         assert timed == ["chunked", "other"]
         assert (rows["other"].low, rows["other"].median, rows["other"].high) == (1.5, 2.0, 2.5)
-        assert rows["other"].times == [3.0, 1.0, 2.0]
         # q, k, v and their gradients: read in both passes and written once; the output is written, its gradient read.
         one = 4 * (4 * 2 * 5 * 3)
         assert rows["other"].floor == pytest.approx(1e3 * (9 * one + 2 * one) / 2e10)

@@ -156,10 +156,30 @@ def test_without_matplotlib_nothing_is_trained(here, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "line", [[], ["--version"], ["tun"], ["run"], ["show", "x", "y"], ["run", "x", "--device", "tpu"], ["compare", "a"]]
 )
-def test_other_wrong_lines_end_with_the_usage(line, capsys):
+def test_other_wrong_lines_end_with_one_line(line, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(line)
-    assert ended.value.code == 2 and "usage: fairseq-sg experiments" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    assert "(see fairseq-sg experiments" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["run", "x", "--sedes", "3"], "run has no option --sedes: did you mean --seeds? ("),
+        (["run", "x", "--step", "2"], "run has no option --step: did you mean "),
+        (["rum", "x"], "unknown command 'rum': did you mean run? "),
+        (["show", "x", "y"], "y is unexpected: show takes one RECIPE ("),
+        (["compare", "a", "b", "c"], "c is unexpected: compare takes one A and one B ("),
+        (["list", "a"], "a is unexpected: list takes options alone ("),
+        (["run", "x", "--device", "tpu"], "--device is 'tpu': "),
+    ],
+)
+def test_a_wrong_word_is_named_with_what_was_meant(line, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(line)
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_recipes_that_cannot_be_read_are_one_line(here, capsys):
