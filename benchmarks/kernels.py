@@ -72,7 +72,8 @@ def sections_of(path: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.kernels", description=__doc__, formatter_class=formatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="print their tables")
     files = parser.parse_args(argv).files
     try:

@@ -161,7 +161,8 @@ def sections(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.memory", description=__doc__, formatter_class=formatter)
     parser.add_argument("--cells", type=int, nargs="+", metavar="N", default=CELLS, help="(default: 16 64)")
     parser.add_argument("--words", type=int, nargs="+", metavar="T", default=WORDS, help="(default: 20 100)")
     parser.add_argument("--sentences", type=int, default=64, help="in a batch (default %(default)s)")

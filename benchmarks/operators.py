@@ -499,7 +499,8 @@ SETTINGS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if an implementation of ours is wrong or fails, or cannot run where it is asked for; else 0."""
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.operators", description=__doc__, formatter_class=formatter)
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; all by default")
     parser.add_argument(
         "--implementation", nargs="+", default=[], metavar="NAME", help="only these of ours; peers stay"

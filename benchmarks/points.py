@@ -130,7 +130,8 @@ def sections(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.points", description=__doc__, formatter_class=formatter)
     parser.add_argument(
         "--models",
         nargs="+",

@@ -162,7 +162,8 @@ def preparation_section(only: str = "", raw_dirs: Path | None = None) -> report.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.preparation", description=__doc__, formatter_class=formatter)
     parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
     parser.add_argument("--only", metavar="WORD", default="", help="only commands with this beginning, such as parity")
     report.add_out(parser)

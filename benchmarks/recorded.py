@@ -173,7 +173,8 @@ def section(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.recorded", description=__doc__, formatter_class=formatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")

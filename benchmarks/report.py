@@ -432,7 +432,8 @@ def label_ends(axes: Any, ends: dict[str, tuple[float, float, str]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.report", description=__doc__, formatter_class=formatter)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="with results.json (default: this one)")
     args = parser.parse_args(argv)
     sections = load(args.folder)

@@ -318,7 +318,8 @@ def step_section(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.step", description=__doc__, formatter_class=formatter)
     parser.add_argument("--model", choices=sorted(MODELS), default="scan")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")

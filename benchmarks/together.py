@@ -160,7 +160,8 @@ def section_of(models: int, steps: int, rounds: int, device: str, graphs: int = 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Command(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Command(prog="python -m benchmarks.together", description=__doc__, formatter_class=formatter)
     parser.add_argument("--models", type=int, help="trainings at once (default: 15 on a GPU, 4 on a CPU)")
     parser.add_argument("--steps", type=int, default=300, help="of each training (default: %(default)s)")
     parser.add_argument("--graphs", type=int, default=64, help="most graphs of a training (default: %(default)s)")

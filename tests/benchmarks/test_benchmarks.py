@@ -79,7 +79,7 @@ class TestOperators:
                 if contender == "triton":
                     assert row.status == "skipped" and row.reason and row.median is None
                 else:
-                    assert row.status == "timed" and row.low == row.median == row.high > 0
+                    assert row.status == "timed" and row.low == row.median == row.high is not None
         assert {peer.name for peer in setting.peers} >= {"torch grouped_mm", "sums of logarithms"}
         remarks = capsys.readouterr().err
         assert all(f"peer {peer.name}: " in remarks for peer in peers.PEERS)
