@@ -30,7 +30,7 @@ Source: generated, or the file of Li et al. 2021 ("Fourier Neural Operator"); Ca
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ EPOCHS, BATCH = 100, 8  # of the published training
 MODES = 16  # of the architecture
 #: The published file, its functions and their points.
 FILE, FUNCTIONS, POINTS = "burgers_data_R10.mat", 2048, 8192
+#: Points of further test grids.
+TEST_GRIDS = (512, 8192)
 #: What tells the period 2π: the mean of ‖u‖/‖a‖, and the mean relative error of a as an answer. Functions drawn here
 #: have 0.81 and 0.55; with the period 1, the first is 0.016.
 RATIO, IDENTITY = (0.75, 0.88), (0.52, 0.56)
@@ -81,8 +83,11 @@ class BurgersOptions(FieldOptions):
         None, f"points of the grid that is solved (default: {POINTS})", type=whole_number(16, 1 << 16)
     )
     grid: int = option(2048, "points of the grid of training (default: 2048)", type=whole_number(4, 1 << 16))
-    test_grids: tuple[int, ...] = option(
-        (512, 8192), "further grids of test, separated by commas, or none (default: 512,8192)", type=grids
+    test_grids: tuple[int, ...] | None = option(
+        None,
+        "further grids of test, separated by commas, or none (default: 512 and 8192, where they are other strides of "
+        "--points than --grid)",
+        type=grids,
     )
     dims = 1
     published = (FILE,)
@@ -95,6 +100,9 @@ class BurgersOptions(FieldOptions):
         found = self.decide(sources, DRAWN, POINTS)
         if found.points % 2:
             raise UsageError(f"--points {found.points} is odd: choose an even number")
+        if found.test_grids is None:
+            fitting = tuple(n for n in TEST_GRIDS if found.points % n == 0 and n != found.grid)
+            found = replace(found, test_grids=fitting)
         found.check_grids(sources, "the points")
         if sources.raw_dir is not None:
             found.check_rows(FUNCTIONS, ("train", "valid", "test"))

@@ -47,7 +47,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         check_replaceable(out)
     elif replace:
         check_same(out, request())
-        print(f"already prepared: {args.out}")
+        say([f"already prepared: {args.out}"])
         return
     check_place(out)
     if dataset.binarizes and not args.raw_only:
@@ -67,7 +67,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
                 ) from None
             raise
     if not published:
-        print(f"already prepared: {args.out}")
+        say([f"already prepared: {args.out}"])
         return
     lines = [f"{dataset.title}: {material.rule}", *material.summary(description), f"written to {args.out}"]
     if not args.raw_only:
@@ -298,7 +298,8 @@ def discard(room: Path) -> None:
 
 def discard_dead(out: Path) -> None:
     """Removes workspaces for ``out`` whose process has ended."""
-    for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}*", root_dir=out.parent, include_hidden=True):
+    ending = "?" * 8  # of mkdtemp: a longer one is of another folder, whose name begins like this workspace
+    for name in glob.glob(f".{glob.escape(out.name)}{WORKSPACE}{ending}", root_dir=out.parent, include_hidden=True):
         room = out.parent / name
         lock = lock_file(room / "lock", create=False)
         if lock is not None:

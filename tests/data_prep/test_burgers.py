@@ -185,6 +185,16 @@ def test_pairs_are_those_of_their_numbers_and_seeds(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "grids"),
+    [("--points 1024 --grid 256", [512]), ("--points 1024 --grid 512", []), ("--grid 512", [8192])],
+)
+def test_default_test_grids_are_those_that_fit(options, grids, tmp_path):
+    sizes = f"{options} --train 3 --valid 1 --test 2".split()
+    assert main(["burgers", *sizes, "--out", str(tmp_path / "out")]) == 0
+    assert sorted(tmp_path.glob("out/test_*.input.npy")) == [tmp_path / f"out/test_{n}.input.npy" for n in grids]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--grid 100", "--grid 100 is no stride of --points 8192"),

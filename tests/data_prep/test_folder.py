@@ -149,9 +149,16 @@ def test_a_manifest_that_cannot_be_used_names_the_cause(run, tmp_path: Path, mon
     assert "(dataset.json cannot be read: Permission denied)" in run("verify", out).err
 
 
+def test_workspaces_of_a_folder_with_a_longer_name_are_left_alone(run, tmp_path: Path) -> None:
+    room = tmp_path / ".out.data_prep-b.data_prep-12345678"
+    room.mkdir()
+    (room / "lock").write_bytes(b"")
+    assert run(*SMALL, "--out", tmp_path / "out").code == 0 and (room / "lock").exists()
+
+
 def test_workspaces_of_others_are_left_alone(run, tmp_path: Path, monkeypatch) -> None:
     """Another user's folder has a lock that cannot be opened."""
-    out, room = tmp_path / "out", tmp_path / ".out.data_prep-other"
+    out, room = tmp_path / "out", tmp_path / ".out.data_prep-somebody"
     assert run(*SMALL, "--out", out).code == 0
     room.mkdir()
     (room / "lock").write_bytes(b"")

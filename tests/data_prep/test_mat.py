@@ -215,7 +215,7 @@ def test_other_waves_are_refused(change, message, burgers_folder, tmp_path, caps
         ("--time 1", "--time is for functions that are drawn"),
         ("--points 128", "--points is for functions that are drawn"),
         ("--grid 100", "--grid 100 is no stride of the published 128 points"),
-        ("--grid 64", "--test-grids 512 is no stride of the published 128 points"),
+        ("--grid 64 --test-grids 512", "--test-grids 512 is no stride of the published 128 points"),
         (
             "--grid 64 --test-grids none --train 101 --valid 50 --test 50",
             "--train 101 + --valid 50 + --test 50 are more than the 200 functions of the published file",
