@@ -51,8 +51,7 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--suite", choices=SUITES, nargs="+", default=DEFAULT_SUITES, help="default: all but data and together"
     )

@@ -351,8 +351,7 @@ def windows_section(rounds: int, device: str, lengths: Sequence[int] = WINDOW_LE
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.attention", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.attention", description=__doc__)
     parser.add_argument("what", choices=["step", "orthogonality", "decoding", "windows"])
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", help='of step: "linear elu" …; softmax is always measured'

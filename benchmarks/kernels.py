@@ -8,7 +8,6 @@ A file is what ``tune`` keeps in the user's cache; it prints the path.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,8 +71,7 @@ def sections_of(path: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.kernels", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="print their tables")
     files = parser.parse_args(argv).files
     try:

@@ -117,9 +117,6 @@ class Row:
     floor: float | None = None
     floor_of: str = ""
 
-    def time_it(self, times: list[float]) -> None:
-        self.low, self.median, self.high = quartiles(times)
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -253,7 +250,8 @@ def measure(case: Case, rounds: int, device: str, machine: Machine) -> list[Row]
     for name, run in runs.items():
         rows[name].peak = peak_memory(run, device)
     for name, times in interleaved(runs, rounds, device).items():
-        rows[name].time_it(times)
+        row = rows[name]
+        row.low, row.median, row.high = quartiles(times)
     # Forward reads inputs and writes the value; backward reads inputs and its gradient, and writes gradients.
     read = sum(x.numel() * x.element_size() for x in case.inputs)
     written = math.prod(case.shape) * case.inputs[0].element_size()

@@ -12,7 +12,6 @@ ratios. Outputs and gradients are first compared with the naive operators in flo
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,8 +160,7 @@ def sections(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.memory", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--cells", type=int, nargs="+", metavar="N", default=CELLS, help="(default: 16 64)")
     parser.add_argument("--words", type=int, nargs="+", metavar="T", default=WORDS, help="(default: 20 100)")
     parser.add_argument("--sentences", type=int, default=64, help="in a batch (default %(default)s)")

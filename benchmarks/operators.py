@@ -24,7 +24,6 @@ F features of queries and keys, E of values, K experts per token:
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
 import math
@@ -499,8 +498,7 @@ SETTINGS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if an implementation of ours is wrong or fails, or cannot run where it is asked for; else 0."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.operators", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.operators", description=__doc__)
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; all by default")
     parser.add_argument(
         "--implementation", nargs="+", default=[], metavar="NAME", help="only these of ours; peers stay"

@@ -11,7 +11,6 @@ of points take turns. Times are medians of the rounds, processor time on a CPU (
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -130,8 +129,7 @@ def sections(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.points", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.points", description=__doc__)
     parser.add_argument(
         "--models",
         nargs="+",

@@ -9,7 +9,6 @@ Wall-clock seconds depend on other work of the machine, processor seconds less s
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -162,8 +161,7 @@ def preparation_section(only: str = "", raw_dirs: Path | None = None) -> report.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.preparation", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.preparation", description=__doc__)
     parser.add_argument("--raw-dirs", type=Path, metavar="FOLDER", help="has a folder of official files per dataset")
     parser.add_argument("--only", metavar="WORD", default="", help="only commands with this beginning, such as parity")
     report.add_out(parser)

@@ -12,7 +12,6 @@ leaves its row empty. A step whose loss does not fall is an error.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import logging
@@ -173,8 +172,7 @@ def section(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.recorded", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.recorded", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")

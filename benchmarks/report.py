@@ -432,8 +432,7 @@ def label_ends(axes: Any, ends: dict[str, tuple[float, float, str]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.report", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="with results.json (default: this one)")
     args = parser.parse_args(argv)
     sections = load(args.folder)

@@ -318,8 +318,7 @@ def step_section(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.step", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), default="scan")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")

@@ -11,7 +11,6 @@ their first interval. On a GPU, ``graphs`` records steps (``--step-graphs``). Co
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -160,8 +159,7 @@ def section_of(models: int, steps: int, rounds: int, device: str, graphs: int = 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Command(prog="python -m benchmarks.together", description=__doc__, formatter_class=formatter)
+    parser = Command(prog="python -m benchmarks.together", description=__doc__)
     parser.add_argument("--models", type=int, help="trainings at once (default: 15 on a GPU, 4 on a CPU)")
     parser.add_argument("--steps", type=int, default=300, help="of each training (default: %(default)s)")
     parser.add_argument("--graphs", type=int, default=64, help="most graphs of a training (default: %(default)s)")

@@ -45,8 +45,7 @@ SAMPLES = 100
 
 
 def make_parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="fairseq-sg construct", description=__doc__, formatter_class=raw)
+    parser = Parser(prog="fairseq-sg construct", description=__doc__)
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands", parser_class=Command
     )

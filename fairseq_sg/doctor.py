@@ -7,7 +7,6 @@ The exit code is 0 if everything that training needs is there, and 1 otherwise. 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import os
@@ -298,8 +297,7 @@ def examine() -> Iterator[Finding]:
 
 def main(line: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit code. Ends with 2 for an argument, as there is none."""
-    form = argparse.RawDescriptionHelpFormatter
-    Command(prog="fairseq-sg doctor", usage="%(prog)s", description=__doc__, formatter_class=form).parse_args(line)
+    Command(prog="fairseq-sg doctor", usage="%(prog)s", description=__doc__).parse_args(line)
     print(f"fairseq_sg {__version__} in {PACKAGE}")
     problems = 0
     for finding in examine():

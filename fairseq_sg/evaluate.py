@@ -51,7 +51,6 @@ def make_parser() -> Command:
         prog="fairseq-sg evaluate",
         usage="%(prog)s CHECKPOINT [options]",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint of fairseq-train")
     data = parser.add_argument_group("data and output")

@@ -26,10 +26,10 @@ def choice(word: str, names: Sequence[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors take one line and suggest the nearest names."""
+    """An argument parser whose errors take one line and suggest the nearest names. Descriptions keep their lines."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")

@@ -78,12 +78,10 @@ COMMANDS = {
 
 def make_parser() -> Parser:
     """One subcommand per analysis."""
-    form = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="fairseq-sg analysis",
         usage="%(prog)s COMMAND CHECKPOINT [options]",
         description=__doc__,
-        formatter_class=form,
     )
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", prog=parser.prog, parser_class=Command)
     for name, module in COMMANDS.items():
@@ -94,7 +92,6 @@ def make_parser() -> Parser:
             help=about.partition(" (")[0].rstrip("."),
             usage=f"%(prog)s {f'[NAME=]{reads} …' if several else reads} [options]",
             description=(module.__doc__ or "").replace("``", ""),
-            formatter_class=form,
         )
         what = "a checkpoint of fairseq-train" if reads == "CHECKPOINT" else module.WHAT
         command.add_argument(

@@ -42,8 +42,7 @@ def commands(workers: int, command: Sequence[str], port: int) -> list[list[str]]
 
 
 def parse_arguments(line: Sequence[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="python -m fairseq_sg.experiments.workers", description=__doc__, formatter_class=formatter)
+    parser = Parser(prog="python -m fairseq_sg.experiments.workers", description=__doc__)
     parser.add_argument("workers", type=int, help="number of processes")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="fairseq-train and its arguments")
     args = parser.parse_args(line)

@@ -44,8 +44,7 @@ JOBS, PARTS = {"cpu": 1, "cuda": 4}, {"cpu": 1, "cuda": 4}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="fairseq-sg kernels", description=__doc__, formatter_class=form)
+    parser = Parser(prog="fairseq-sg kernels", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=Command)
     commands.add_parser("list", help="operators and implementations in one table")
     for name, text in (("verify", "compare each with its equation"), ("tune", "time the verified ones")):

@@ -11,7 +11,6 @@ multi-bleu.perl. The default is sacreBLEU's own tokenization, 13a.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -113,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Command(
         prog="python -m fairseq_sg.scoring.plain_bleu",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("subset", metavar="SUBSET")

@@ -61,6 +61,7 @@ def test_bits(folder, blanks, average):
 
 def test_bits_are_copied_to_a_device_once(folder):
     task, _ = make(folder)
+    assert task.bits_on(torch.device("cpu")) is task.bits_on(torch.device("cpu"))
     assert torch.equal(task.bits_on(torch.device("cpu")), task.target_bits)
     on_meta = task.bits_on(torch.device("meta"))
     assert on_meta.device.type == "meta" and task.bits_on(torch.device("meta")) is on_meta
