@@ -60,8 +60,11 @@ def layer_names(config, option: str) -> list[str]:
     return names
 
 
-def check_and_fill(config):
+def check_and_fill(config, *dropouts: str):
     """Checks the configuration of a model and fills in its last defaults; a model may have one side alone.
+
+    Args:
+        dropouts: options of this model whose default is --dropout, beside those of all models.
 
     Raises:
         UsageError: unknown mechanism, an option without effect, a combination that is not defined; the message names
@@ -81,7 +84,7 @@ def check_and_fill(config):
         raise UsageError("--no-final-norm is for --pre-norm: a post-norm model has no norm after the last layer")
     check_position(config)
     check_window(config)
-    for name in ("activation_dropout", "attention_dropout", "attention_residual_dropout"):
+    for name in ("activation_dropout", "attention_dropout", "attention_residual_dropout", *dropouts):
         if getattr(config, name) is None:
             setattr(config, name, config.dropout)
     return config

@@ -123,8 +123,8 @@ class StackConfig:
     embedding_dropout: float | None = field(
         default=None,
         metadata={
-            "help": "dropout on the embeddings (default: --dropout; 0 for images, and for words without absolute "
-            "positions)",
+            "help": "dropout on the embeddings (default: --dropout; in sg_transformer and sg_encoder 0 for images, and "
+            "for words without absolute positions)",
             "least": 0,
             "most": 1,
         },

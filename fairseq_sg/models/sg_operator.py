@@ -109,12 +109,10 @@ def resolve(cfg):
             "--coordinates"
         )
     check_without_layers(config, cfg)
-    config = check_and_fill(config)
+    config = check_and_fill(config, "embedding_dropout")
     check_without_padding(config)
     if config.coarse_output and not config.coarse_points:
         raise UsageError("--coarse-output needs the grid of --coarse-points: give it, or leave --coarse-output out")
-    if config.embedding_dropout is None:
-        config.embedding_dropout = config.dropout
     return config
 
 

@@ -9,7 +9,7 @@ Where the layers are looped (``--depth looped``), there is a prediction after ev
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -33,20 +33,14 @@ from fairseq_sg.ops.precision import autocast_disabled
 class SGRegressorConfig(StackConfig, CausalConfig):
     """Sizes and mechanisms of ``sg_regressor``; the options of the mechanisms themselves are joined to these."""
 
-    embedding_dropout: float | None = field(
-        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)", "least": 0, "most": 1}
-    )
-
 
 configuration = Configuration(SGRegressorConfig, MECHANISMS, REGRESSOR_ARCHITECTURES)
 
 
 def resolve(cfg):
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
-    config = check_and_fill(configuration.read(cfg))
+    config = check_and_fill(configuration.read(cfg), "embedding_dropout")
     check_without_padding(config)
-    if config.embedding_dropout is None:
-        config.embedding_dropout = config.dropout
     return config
 
 

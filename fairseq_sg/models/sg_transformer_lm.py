@@ -49,9 +49,6 @@ class SGTransformerLMConfig(InputConfig, ShellConfig, CausalConfig):
             "least": 1,
         },
     )
-    embedding_dropout: float | None = field(
-        default=None, metadata={"help": "dropout on the embeddings (default: --dropout)", "least": 0, "most": 1}
-    )
     linear_init: str = field(
         default="mechanism",
         metadata={
@@ -71,7 +68,7 @@ configuration = Configuration(SGTransformerLMConfig, MECHANISMS, LM_ARCHITECTURE
 
 def resolve(cfg) -> Any:
     """A checked configuration with every default filled in. Raises UsageError for one that makes no sense."""
-    config = check_and_fill(configuration.read(cfg))
+    config = check_and_fill(configuration.read(cfg), "embedding_dropout")
     for option in ("attention_init", "ffn_init") if config.linear_init == "depth" else ():
         if getattr(config, option) != "reference":
             raise UsageError(
@@ -80,8 +77,6 @@ def resolve(cfg) -> Any:
             )
     if config.linear_init == "depth":
         config.ffn_init = "scaled"
-    if config.embedding_dropout is None:
-        config.embedding_dropout = config.dropout
     config.untied_output = True
     return config
 
