@@ -37,7 +37,7 @@ from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
 from fairseq_sg.modules.position import POSITION_REGISTRY
 from fairseq_sg.ops import orthogonality_loss
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
-from fairseq_sg.parsers import Command
+from fairseq_sg.parsers import Command, positive
 
 ARCHITECTURE = "sg_transformer_scan"
 SENTENCES, SOURCE, TARGET = 64, 9, 26  # of a batch of SCAN, without padding
@@ -357,7 +357,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--models", nargs="+", metavar="NAME", help='of step: "linear elu" …; softmax is always measured'
     )
     parser.add_argument(
-        "--at", type=int, nargs="+", metavar="N", help="lengths of orthogonality and windows, positions of decoding"
+        "--at",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="lengths of orthogonality and windows, positions of decoding",
     )
     report.add_options(parser, rounds=10)
     args = report.parse(parser, argv, "benchmarks.attention")

@@ -28,7 +28,7 @@ from fairseq_sg.modules.memory import CONTROLLER_REGISTRY, DNC
 from fairseq_sg.ops import memory as ops
 from fairseq_sg.ops.memory import functions as ops_functions
 from fairseq_sg.ops.memory.naive import EPS
-from fairseq_sg.parsers import Command
+from fairseq_sg.parsers import Command, positive
 
 CELLS, WORDS = (16, 64), (20, 100)
 BITS, WIDTH, CONTROLLER = 9, 32, 64
@@ -161,16 +161,14 @@ def sections(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Command(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--cells", type=int, nargs="+", metavar="N", default=CELLS, help="(default: 16 64)")
-    parser.add_argument("--words", type=int, nargs="+", metavar="T", default=WORDS, help="(default: 20 100)")
-    parser.add_argument("--sentences", type=int, default=64, help="in a batch (default %(default)s)")
+    parser.add_argument("--cells", type=positive, nargs="+", metavar="N", default=CELLS, help="(default: 16 64)")
+    parser.add_argument("--words", type=positive, nargs="+", metavar="T", default=WORDS, help="(default: 20 100)")
+    parser.add_argument("--sentences", type=positive, default=64, help="in a batch (default %(default)s)")
     parser.add_argument(
         "--compiled", action="store_true", help="also with compiled steps, after a minute for each size"
     )
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.memory")
-    if min(*args.cells, *args.words, args.sentences) < 1:
-        parser.error("--cells, --words and --sentences are 1 or more")
     as_in_training()
     for section in sections(args.rounds, args.device, args.cells, args.words, args.sentences, args.compiled):
         report.publish(section, args.command, args.out)

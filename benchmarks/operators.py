@@ -56,7 +56,7 @@ from fairseq_sg.ops import (
 )
 from fairseq_sg.ops.dispatch import AUTO, ENVIRONMENT_VARIABLE
 from fairseq_sg.ops.operators import OPERATORS as DECLARED
-from fairseq_sg.parsers import Command
+from fairseq_sg.parsers import Command, positive
 from fairseq_sg.ranges import flag
 
 CVMM, GEOMETRIC, LINEAR = (
@@ -504,15 +504,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--implementation", nargs="+", default=[], metavar="NAME", help="only these of ours; peers stay"
     )
     parser.add_argument("--peers", action="store_true", help="also measure installed peers; those in torch always are")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[], metavar="N", help="lengths or numbers of experts")
+    parser.add_argument(
+        "--sizes", type=positive, nargs="+", default=[], metavar="N", help="lengths or numbers of experts"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of inputs (default float32)")
     for name, what in SETTINGS.items():
-        parser.add_argument(flag(name), type=int, metavar="N", help=what)
+        parser.add_argument(flag(name), type=positive, metavar="N", help=what)
     parser.add_argument("--quick", action="store_true", help="small sizes, as a smoke test; do not quote the numbers")
     parser.add_argument("--figures", action="store_true", help="draw time and memory of each operator; with --out")
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.operators")
-    report.check_positive(parser, args, *SETTINGS)
     if unknown := set(args.operators) - set(OPERATORS):
         parser.error(f"no operator {', '.join(sorted(unknown))}: choose from {', '.join(OPERATORS)}")
     operators = [OPERATORS[name] for name in args.operators or OPERATORS]

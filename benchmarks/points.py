@@ -27,7 +27,7 @@ from benchmarks.measure import as_in_training, peak_memory
 from fairseq_sg.criterions.relative_l2 import RelativeL2, RelativeL2Config
 from fairseq_sg.kernels.timing import interleaved, quartiles
 from fairseq_sg.models.sg_operator import SGOperator
-from fairseq_sg.parsers import Command
+from fairseq_sg.parsers import Command, positive
 
 POINTS = (256, 512, 1024, 2048, 4096, 8192)
 BASE = "galerkin"
@@ -136,8 +136,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="NAME",
         help=f"from {', '.join(MODELS)} (default: all); {BASE} is always measured",
     )
-    parser.add_argument("--at", type=int, nargs="+", metavar="N", default=POINTS, help="numbers of points")
-    parser.add_argument("--functions", type=int, default=2, help="in a batch (default %(default)s)")
+    parser.add_argument("--at", type=positive, nargs="+", metavar="N", default=POINTS, help="numbers of points")
+    parser.add_argument("--functions", type=positive, default=2, help="in a batch (default %(default)s)")
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.points")
     if unknown := set(args.models or ()) - set(MODELS):
@@ -145,7 +145,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A spectral layer of both architectures keeps 16 modes.
     if min(args.at) < 30:
         parser.error(f"--at {min(args.at)}: choose at least 30, whose transform has 16 modes")
-    report.check_positive(parser, args, "functions")
     as_in_training()
     for section in sections(args.rounds, args.device, args.models or (), args.at, args.functions):
         report.publish(section, args.command, args.out)

@@ -35,7 +35,7 @@ from fairseq_sg.errors import first_line
 from fairseq_sg.kernels.timing import Run, interleaved, quartiles, synchronize
 from fairseq_sg.ops import torch_attention
 from fairseq_sg.ops.dispatch import ENVIRONMENT_VARIABLE
-from fairseq_sg.parsers import Command
+from fairseq_sg.parsers import Command, index
 
 ARGUMENTS = "--arch sg_transformer_scan --depth shared --lr 1e-3 --clip-norm 5 --batch-size 256 --step-graphs 4"
 LINEAR = "--encoder-attention linear --decoder-attention linear --cross-attention linear"
@@ -176,7 +176,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
-    parser.add_argument("--longest", type=int, default=0, metavar="N", help="print N kernels of each step (default: 0)")
+    parser.add_argument(
+        "--longest", type=index, default=0, metavar="N", help="print N kernels of each step (default: 0)"
+    )
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
     report.add_options(parser, rounds=9)
     args = report.parse(parser, argv, "benchmarks.recorded")

@@ -28,8 +28,7 @@ from benchmarks.measure import Row
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.records import commit, machine
 from fairseq_sg.files import check_writable, write_text
-from fairseq_sg.parsers import Command
-from fairseq_sg.ranges import flag
+from fairseq_sg.parsers import Command, positive
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent
@@ -169,7 +168,7 @@ def where(device: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser, rounds: int) -> None:
     """The options of every timed benchmark."""
-    parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=rounds, help="timed rounds (default %(default)s)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add_out(parser)
 
@@ -183,21 +182,11 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, module: s
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
-    check_positive(parser, args, "rounds", "at", "sizes")
     if vars(args).get("quick") and args.out is not None and args.out.resolve() == FOLDER:
         parser.error("--quick gives numbers that mean nothing: choose another folder for --out")
     check_out(parser, args.out)
     args.command = command(module, argv)
     return args
-
-
-def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:
-    """Ends a benchmark with a number, or one of a list, below 1; it may lack some of the options."""
-    for name in names:
-        given = vars(args).get(name)
-        for value in given if isinstance(given, Sequence) else [given]:
-            if value is not None and value < 1:
-                parser.error(f"{flag(name)} is {value}: choose at least 1")
 
 
 def check_out(parser: argparse.ArgumentParser, out: Path | None) -> None:

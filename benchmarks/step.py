@@ -41,7 +41,7 @@ from benchmarks import report
 from fairseq_sg.experiments.run import values_of
 from fairseq_sg.kernels.timing import synchronize
 from fairseq_sg.modules.cpu import linear
-from fairseq_sg.parsers import Command
+from fairseq_sg.parsers import Command, positive
 from fairseq_sg.trainer import SGTrainer
 
 TITLES = {"scan": "SCAN", "pcfg": "PCFG"}
@@ -323,10 +323,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="a copy of the reference repository")
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
-    parser.add_argument("--batches", type=int, default=4, help="random batches per round (default 4)")
+    parser.add_argument("--batches", type=positive, default=4, help="random batches per round (default 4)")
     report.add_options(parser, rounds=5)
     args = report.parse(parser, argv, "benchmarks.step")
-    report.check_positive(parser, args, "batches")
     section = step_section(
         args.model, args.rounds, args.device, args.batches, args.reference, args.data, args.arguments
     )

@@ -37,7 +37,7 @@ from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, evaluated, nothing_left, result_of, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import check_writable
-from fairseq_sg.parsers import Command, Parser
+from fairseq_sg.parsers import Command, Parser, from_0, positive
 
 #: The folder of results files; an installed package may have none.
 RESULTS = Path("results")
@@ -72,11 +72,13 @@ def make_parser() -> argparse.ArgumentParser:
                 "has of other trainings stay",
             )
         if name in ("run", "slurm"):
-            one.add_argument("--jobs", type=int, help="parallel trainings (default: a process per core; three per GPU)")
+            one.add_argument(
+                "--jobs", type=positive, help="parallel trainings (default: a process per core; three per GPU)"
+            )
         if name == "run":
             one.add_argument(
                 "--memory-guard",
-                type=float,
+                type=from_0,
                 default=3.0,
                 metavar="GB",
                 help="start another training, or group of --together, only if so much memory is free, on machine and "
@@ -84,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
             )
             one.add_argument(
                 "--together",
-                type=int,
+                type=positive,
                 default=1,
                 metavar="K",
                 help="trainings per process: they take turns, and share one start-up and one GPU (default: 1)",
@@ -185,12 +187,6 @@ def run(args: argparse.Namespace) -> int:
         figures.pyplot()  # before hours of training, not after them
     plan = plan_of(args)
     trials = plan.trials()
-    if not args.memory_guard >= 0:
-        raise UsageError(f"--memory-guard is {args.memory_guard}: choose 0 or more")
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
-    if args.together < 1:
-        raise UsageError(f"--together is {args.together}: choose at least 1")
     if args.index is not None and not 0 <= args.index < len(trials):
         raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")
     if plan.device == "cuda" and not has_gpu():
@@ -327,8 +323,6 @@ def slurm(args: argparse.Namespace) -> int:
         raise UsageError(
             "slurm needs --device cuda or --device cpu: the machine that writes the script may lack that of the runs"
         )
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs is {args.jobs}: choose at least 1")
     if args.script.is_dir():
         raise UsageError(f"{args.script} is a folder: name a file in it")
     if not args.script.absolute().parent.is_dir():

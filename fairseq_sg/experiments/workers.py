@@ -23,7 +23,7 @@ from typing import IO
 from fairseq_sg.errors import exit_code
 from fairseq_sg.experiments.jobs import executable
 from fairseq_sg.experiments.run import option_of
-from fairseq_sg.parsers import Parser
+from fairseq_sg.parsers import Parser, positive
 
 #: Options that the launcher sets itself.
 OWN = (
@@ -43,11 +43,9 @@ def commands(workers: int, command: Sequence[str], port: int) -> list[list[str]]
 
 def parse_arguments(line: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="python -m fairseq_sg.experiments.workers", description=__doc__)
-    parser.add_argument("workers", type=int, help="number of processes")
+    parser.add_argument("workers", type=positive, help="number of processes")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="fairseq-train and its arguments")
     args = parser.parse_args(line)
-    if args.workers < 1:
-        parser.error(f"the number of processes is {args.workers}: choose at least 1")
     if args.command[:1] != ["fairseq-train"]:
         parser.error("after the number of processes comes fairseq-train with its arguments")
     for word in args.command:

@@ -133,14 +133,14 @@ class TestOperators:
     @pytest.mark.parametrize(
         "line,word",
         [
-            ("--rounds 0", "--rounds is 0"),
+            ("--rounds 0", "--rounds: '0' is not a number from 1 on"),
             ("cvm", "no operator cvm: choose from .*cvmm"),
             ("relative_logits --implementation grouped", "--implementation grouped: choose from auto, naive, shift"),
             ("--figures", "--figures needs --out"),
             (f"--quick --out {report.FOLDER}", "--quick gives numbers that mean nothing"),
-            ("cvmm --sizes 2 0", "--sizes is 0: choose at least 1"),
-            ("sigma_moe --tokens 0", "--tokens is 0: choose at least 1"),
-            ("sigma_moe --model-dim -1", "--model-dim is -1: choose at least 1"),
+            ("cvmm --sizes 2 0", "--sizes: '0' is not a number from 1 on"),
+            ("sigma_moe --tokens 0", "--tokens: '0' is not a number from 1 on"),
+            ("sigma_moe --model-dim -1", "--model-dim: '-1' is not a number from 1 on"),
         ],
     )
     def test_refuses(self, line, word, capsys):

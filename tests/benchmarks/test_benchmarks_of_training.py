@@ -246,8 +246,8 @@ class TestTogether:
         "options, message",
         [
             ("--mps", "--mps needs a GPU of NVIDIA and the program nvidia-cuda-mps-control: leave it out"),
-            ("--models 3 --processes 4", "--processes 4: choose 1 to 3, the number of trainings"),
-            ("--processes 0 1", "--processes 0 1: choose 1 to 4, the number of trainings"),
+            ("--models 3 --processes 4", "--processes 4: choose at most 3, the number of trainings"),
+            ("--processes 0 1", "--processes: '0' is not a number from 1 on"),
         ],
     )
     def test_options_that_cannot_be(self, options, message, capsys):
@@ -444,7 +444,7 @@ class TestPoints:
         [
             (["--models", "cosine"], "choose from galerkin"),
             (["--at", "16"], "--at 16"),
-            (["--functions", "0"], "least 1"),
+            (["--functions", "0"], "--functions: '0' is not a number from 1 on"),
         ],
     )
     def test_refuses(self, line, word, capsys):

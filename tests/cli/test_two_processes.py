@@ -93,7 +93,7 @@ def test_a_process_that_fails_ends_all_of_them(data, tmp_path):
 @pytest.mark.parametrize(
     "line,message",
     [
-        (["0", "fairseq-train", "x"], "the number of processes is 0: choose at least 1"),
+        (["0", "fairseq-train", "x"], "workers: '0' is not a number from 1 on"),
         (["2", "fairseq-validate", "x"], "after the number of processes comes fairseq-train with its arguments"),
         (["2", "fairseq-train", "x", "--cpu"], "--cpu is set by this command: omit it"),
         (["2", "fairseq-train", "--ddp_backend=c10d"], "--ddp_backend=c10d is set by this command"),
