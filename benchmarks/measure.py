@@ -140,7 +140,7 @@ class Machine:
         return f"copies (read and written bytes): {copies}; product of square matrices: {self.flops / 1e9:,.0f} GFLOP/s"
 
 
-def measure_machine(device: str, dtype: torch.dtype, quick: bool = False) -> Machine:
+def measure_machine(device: str, dtype: torch.dtype, quick: bool) -> Machine:
     """Medians of copies and of a product in the dtype of the benchmarks."""
     if quick:
         sizes, width = (1 << 20,), 128

@@ -139,7 +139,7 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def preparation_section(only: str = "", raw_dirs: Path | None = None) -> report.Section:
+def preparation_section(only: str, raw_dirs: Path | None = None) -> report.Section:
     """The cost of every command with this beginning whose files are there."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:

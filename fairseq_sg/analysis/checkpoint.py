@@ -547,11 +547,17 @@ def encode(line: str | Sequence[str], dictionary: Dictionary, name: str, data: s
     words = line.split() if isinstance(line, str) else line
     if not words:
         raise UsageError(f"{name} has no words")
+    numbers = numbers_of(words, dictionary, name, f"the {side} dictionary of {data}")
+    return torch.tensor([*numbers, dictionary.eos()])
+
+
+def numbers_of(words: Sequence[str], dictionary: Dictionary, name: str, which: str) -> list[int]:
+    """The numbers of words. Raises UsageError for an unknown one of ``name``, in which the dictionary is ``which``."""
     for word in words:
         if dictionary.index(word) < dictionary.nspecial:
             known = nearest(word, dictionary.symbols[dictionary.nspecial :])
-            raise UsageError(f"{name} has the word {word!r}, which is not in the {side} dictionary of {data}{known}")
-    return torch.tensor([*map(dictionary.index, words), dictionary.eos()])
+            raise UsageError(f"{name} has the word {word!r}, which is not in {which}{known}")
+    return [dictionary.index(word) for word in words]
 
 
 def _greedy(loaded: Loaded, inputs: dict[str, Tensor], longest: int) -> list[int]:

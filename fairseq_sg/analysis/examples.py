@@ -19,7 +19,7 @@ from fairseq.tasks import setup_task
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.checkpoint import Loaded, numbers_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.parsers import nearest
 from fairseq_sg.tasks.sg_tagging import check_labels
@@ -76,12 +76,7 @@ class Examples:
     def with_words(self, option: str, words: Sequence[str]) -> np.ndarray:
         """Whether the source of each example has one of the words, bool (S,). Raises UsageError for an unknown one."""
         self._refuse_other_inputs(option)
-        dictionary = self.dataset.src_dict
-        for word in words:
-            if dictionary.index(word) < dictionary.nspecial:
-                known = nearest(word, dictionary.symbols[dictionary.nspecial :])
-                raise UsageError(f"{option} has the word {word!r}, which is not in the source dictionary{known}")
-        wanted = [dictionary.index(word) for word in words]
+        wanted = numbers_of(words, self.dataset.src_dict, option, "the source dictionary")
         return np.array([bool(np.isin(self.dataset[i]["source"].numpy(), wanted).any()) for i in range(len(self))])
 
     def choose(self, part: Part) -> np.ndarray:

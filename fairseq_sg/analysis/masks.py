@@ -194,10 +194,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         if not any(row["enough"] for row in found):
             lines.append(f"no β has {100 * KEPT_ACCURACY:.0f} % of the accuracy: these are the masks of the smallest")
     else:
-        beta, logits = (
-            args.beta,
-            train(loaded, examples, chosen, parameters, args.beta, f"{args.prefix}.state.pt", args),
-        )
+        beta = args.beta
+        logits = train(loaded, examples, chosen, parameters, beta, f"{args.prefix}.state.pt", args)
     facts["training"]["beta"] = beta
     masks = {name: values > 0 for name, values in logits.items()}
     facts["kept"], facts["kept_of_all"] = kept_shares(masks)

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part
+from fairseq_sg.experiments.quantities import QUANTITIES, chosen, decoding, part
 from fairseq_sg.experiments.run import Run
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def complete(run: Run, points: list[dict[str, float]]) -> list[dict[str, float]]
     return [point for point in points if all(_has(point, subset) for subset in there)]
 
 
-def divergence(run: Run, finished: bool = False) -> dict[str, Any] | None:
+def divergence(run: Run, finished: bool) -> dict[str, Any] | None:
     """The reason and step if a training counts as "Fail" by its log; else None.
 
     A training fails in two ways. Its loss is NaN or infinite (or fairseq gave up for that reason). Or its accuracy
@@ -200,7 +200,7 @@ def result(run: Run) -> dict[str, Any]:
         "steps": points[-1]["step"],
         "checkpoint_step": chosen(points, run.checkpoint_metric, next(iter(run.subsets)), run.best)["step"],
         **measured(run, run.folder / "validate.log"),
-        "generated": {" ".join(filter(None, how)): generated(run.decoded_log(*how)) for how in run.decodings},
+        "generated": {decoding(*how): generated(run.decoded_log(*how)) for how in run.decodings},
         "curve": every,
     }
     if run.more_overrides:

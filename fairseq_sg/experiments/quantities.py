@@ -111,6 +111,11 @@ def part(subset: str, kind: str) -> str:
     return f"{subset}/{kind}" if kind else subset
 
 
+def decoding(subset: str, arguments: str) -> str:
+    """The name in results of a decoding of a subset with further arguments of ``fairseq-generate``."""
+    return f"{subset} {arguments}" if arguments else subset
+
+
 def source_of(metric: str) -> str:
     """The quantity that a column's metric is computed from: a perplexity is 2 to the loss."""
     return "loss" if metric == "perplexity" else metric

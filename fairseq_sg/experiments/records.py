@@ -17,7 +17,7 @@ from typing import Any
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments.logs import curve, partial_result
-from fairseq_sg.experiments.quantities import QUANTITIES, part
+from fairseq_sg.experiments.quantities import QUANTITIES, decoding, part
 from fairseq_sg.experiments.run import Run, on_any_device, values_of
 from fairseq_sg.files import write_json
 
@@ -113,7 +113,7 @@ def as_asked(run: Run) -> dict[str, Any]:
         for name in (*QUANTITIES, "checkpoint_step"):
             found.pop(name, None)
             found |= {name: of_log[name]} if name in of_log else {}
-    decoded = {" ".join(filter(None, how)) for how in run.decodings if measured(run.generate_command(*how))}
+    decoded = {decoding(*how) for how in run.decodings if measured(run.generate_command(*how))}
     more = {overrides for overrides in run.more_overrides if measured(run.validate_command(overrides))}
     # An analysis may read the files of earlier ones.
     analyses = list(takewhile(lambda name: measured(["fairseq-sg", "analysis", *run.analyses[name]]), run.analyses))

@@ -114,7 +114,7 @@ def texts(found: Results, name: str, pictures: list[str]) -> dict[str, str]:
     return made
 
 
-def render_questions(folder: Path, readme: Path | None = None) -> list[Path]:
+def render_questions(folder: Path, readme: Path) -> list[Path]:
     """Writes FOLDER/README.md from FOLDER/questions.yaml, and answers between the marks of a README.
 
     Raises:
@@ -122,7 +122,7 @@ def render_questions(folder: Path, readme: Path | None = None) -> list[Path]:
     """
     written = [folder / "README.md"]
     write_text(written[0], questions_page(folder))
-    if readme and readme.is_file() and "<!-- results: " in readme.read_text("utf-8"):
+    if readme.is_file() and "<!-- results: " in readme.read_text("utf-8"):
         write_text(readme, with_results(readme.read_text("utf-8"), folder))
         written.append(readme)
     return written

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairseq_sg.experiments.intervals import interval, with_interval
-from fairseq_sg.experiments.quantities import QUANTITIES, chosen, part, source_of
+from fairseq_sg.experiments.quantities import QUANTITIES, chosen, decoding, part, source_of
 from fairseq_sg.experiments.results import Record, Results, counts, of_equal_steps
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
 from fairseq_sg.scoring.perplexity import perplexity
@@ -71,8 +71,7 @@ def value(recipe: Recipe, column: Column, record: Record, scale: float) -> float
     if column.metric == "analysis":
         return result.get("analysed", {}).get(column.value)
     if column.metric in DECODED:
-        key = " ".join(filter(None, (column.subset, column.generate)))
-        return result["generated"].get(key, {}).get(column.metric)
+        return result["generated"].get(decoding(column.subset, column.generate), {}).get(column.metric)
     quantity, place = source_of(column.metric), part(column.subset, column.type)
     if column.model_overrides:
         measured, key = result.get("more", {}).get(column.model_overrides, {}).get(quantity, {}), place

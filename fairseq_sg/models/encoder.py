@@ -27,7 +27,7 @@ def side_positions(config, side: str) -> EmbeddedPosition:
     return build_embedded_position(name, getattr(config, f"{side}_embed_dim"), config)
 
 
-def side_embedding(config, side: str, dictionary, bits: Tensor | None = None) -> TokenEmbedding:
+def side_embedding(config, side: str, dictionary, bits: Tensor | None) -> TokenEmbedding:
     """The embedding of the ``encoder`` or ``decoder``; with ``bits`` (V, bits) of the words, a linear map of them."""
     positions = side_positions(config, side)
     dropout = config.embedding_dropout

@@ -31,10 +31,9 @@ class SGTransformerConfig(ShellConfig, DecoderConfig, EncoderConfig):
 
 
 configuration = Configuration(SGTransformerConfig, MECHANISMS, ARCHITECTURES)
-Config = configuration.dataclass
 
 
-def resolve(cfg) -> "Config":
+def resolve(cfg):
     """A checked configuration with every default filled in; raises UsageError as ``check_and_fill`` does."""
     return check_and_fill(configuration.read(cfg))
 

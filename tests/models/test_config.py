@@ -23,7 +23,7 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES
 from fairseq_sg.models.config import REMOVED, Configuration, as_dataclass, join_options, refuse_unused_options
-from fairseq_sg.models.sg_transformer import Config, resolve
+from fairseq_sg.models.sg_transformer import configuration, resolve
 from fairseq_sg.modules.depth import SharedACT
 from fairseq_sg.registry import Mechanism, Registry
 from fairseq_sg.tasks.mixin import SGTask
@@ -212,7 +212,7 @@ REMOVED_VALUES = [(name, default, OTHER[type(default)]) for name, (default, _) i
 @pytest.mark.parametrize("name,default,other", REMOVED_VALUES, ids=REMOVED)
 def test_removed_option_of_an_old_checkpoint(name, default, other, source):
     """At its old default it is ignored; another value would need code that is not there."""
-    assert name not in {f.name for f in dataclasses.fields(Config)}
+    assert name not in {f.name for f in dataclasses.fields(configuration.dataclass)}
     assert resolve(source(**{name: default}, encoder_layers=2)) == resolve(Namespace(encoder_layers=2))
     message = f"{ranges.flag(name)} is {other} in this configuration, and the option was removed: "
     with pytest.raises(UsageError, match=message):
@@ -297,7 +297,7 @@ def test_architecture_sets_its_sizes_and_leaves_the_rest(arch):
     values = ARCHITECTURES[arch]
     assert {name: getattr(config, name) for name in values} == values
     plain = resolve(parsed("--arch", "sg_transformer"))
-    others = [f.name for f in dataclasses.fields(Config) if f.name not in values and f.name != "_name"]
+    others = [f.name for f in dataclasses.fields(configuration.dataclass) if f.name not in values and f.name != "_name"]
     assert {name: getattr(config, name) for name in others} == {name: getattr(plain, name) for name in others}
 
 

@@ -14,7 +14,7 @@ import torch
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models.architectures import ARCHITECTURES
-from fairseq_sg.models.sg_transformer import Config, SGTransformer, resolve
+from fairseq_sg.models.sg_transformer import SGTransformer, configuration, resolve
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY
 from helpers.decoding import assert_steps_equal_full_passes
 from helpers.models import dictionary
@@ -351,6 +351,6 @@ def test_wrong_options(options, message):
 def test_configuration_has_every_option_of_every_mechanism():
     from dataclasses import fields
 
-    names = {f.name for f in fields(Config)}
+    names = {f.name for f in fields(configuration.dataclass)}
     for cls in ATTENTION_REGISTRY.values():
         assert {f.name for f in fields(cls.options)} <= names

@@ -137,9 +137,9 @@ class GalerkinAttention(Attention):
 
     def attend(self, q, k, v, context):
         padding, offset, dtype = context.key_padding_mask, self.offset(q, k), v.dtype
-        n = count_visible(q.size(2), k.size(2), padding, self.causal, offset, q.device)  # (B or 1, 1, N or 1, 1)
-        if self.divisor is not None:
-            n = self.divisor
+        n = self.divisor
+        if n is None:
+            n = count_visible(q.size(2), k.size(2), padding, self.causal, offset, q.device)  # (B or 1, 1, N or 1, 1)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # In float32: sums over many keys exceed float16.
         q, k, v = to_accumulation_dtype(q, k, v)

@@ -21,7 +21,7 @@ _left_out = False
 
 
 @contextlib.contextmanager
-def no_contribution(left_out: bool = True) -> Iterator[None]:
+def no_contribution(left_out: bool) -> Iterator[None]:
     """For fairseq's dummy batches at the end of an epoch: within it, this worker takes part in ``sum_over_workers`` and
     its backward pass, and contributes zeros to both."""
     global _left_out
