@@ -14,6 +14,7 @@ from numpy.random import RandomState
 from data_prep.dataset import DataError, Pair, UsageError, option, seed_number, whole_number
 
 T = TypeVar("T")
+DEFAULT_SHARE = 0.05
 
 
 def draw(
@@ -81,6 +82,14 @@ def seed_of(seed: int | None, draws: bool, default: int, nothing: str = "nothing
 def exact(part: float) -> Fraction:
     """A share as the exact decimal fraction that was typed: 0.1 is a tenth."""
     return Fraction(repr(part))
+
+
+def shares_of(given: Mapping[str, float], subsets: Iterable[str]) -> dict[str, float]:
+    """The share of each subset, by default ``DEFAULT_SHARE``. Raises UsageError where they leave no training set."""
+    shares = {name: given.get(name, DEFAULT_SHARE) for name in subsets}
+    if sum(map(exact, shares.values())) >= 1:
+        raise UsageError("--valid-share and --test-share leave nothing to train on")
+    return shares
 
 
 def occurring_once(pairs: Sequence[Pair]) -> list[int]:

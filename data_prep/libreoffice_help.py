@@ -54,13 +54,12 @@ from data_prep.dataset import (
     share,
     shorten,
 )
-from data_prep.draws import exact, seed_of
+from data_prep.draws import DEFAULT_SHARE, exact, seed_of, shares_of
 from data_prep.parallel import HELD_OUT, Split, TranslationOptions, clean, split_by_length, subword_corpus
 from data_prep.progress import progress
 from data_prep.text import decode_utf8
 
 INSTALLED = Path("/usr/share/libreoffice/help")
-DEFAULT_SHARE = 0.05
 DEFAULT_SEED = 1
 PARAGRAPHS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
@@ -122,9 +121,7 @@ class HelpOptions(TranslationOptions):
     def complete(self, sources: HelpFiles) -> HelpOptions:
         if self.languages[0] == self.languages[1]:
             raise UsageError("--languages needs two different languages")
-        shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT}
-        if sum(shares.values()) >= 1:
-            raise UsageError("--valid-share and --test-share leave nothing to train on")
+        shares = shares_of(self.shares, HELD_OUT)
         seed = seed_of(self.seed, any(shares.values()), DEFAULT_SEED, "nothing is drawn")
         # Recorded without a draw too, as earlier versions did.
         return replace(super().complete(sources), shares=shares, seed=DEFAULT_SEED if seed is None else seed)

@@ -50,12 +50,11 @@ from data_prep.dataset import (
     share,
     whole_number,
 )
-from data_prep.draws import draw, seed_of
+from data_prep.draws import DEFAULT_SHARE, draw, seed_of, shares_of
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines
 
 DEFAULT_SEED = 1
-DEFAULT_SHARE = 0.05
 DEFAULT_SIZE = 8_000
 LARGEST_SIZE = 1_000_000
 HELD_OUT = {"valid": "dev", "test": "gen"}  # subset -> the subset for its sentences that are too long
@@ -199,10 +198,8 @@ class ParallelOptions(TranslationOptions):
                 raise UsageError(
                     f"--{subset}-share draws a {subset} set, and --{subset}-src gives one: omit one of them"
                 )
-        shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT if not sources.has(name)}
+        shares = shares_of(self.shares, (name for name in HELD_OUT if not sources.has(name)))
         shares = {name: part for name, part in shares.items() if part}
-        if sum(shares.values()) >= 1:
-            raise UsageError("--valid-share and --test-share leave nothing to train on")
         seed = seed_of(self.seed, bool(shares), DEFAULT_SEED, "nothing is drawn")
         return replace(super().complete(sources), shares=shares, seed=seed)
 

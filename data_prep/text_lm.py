@@ -50,7 +50,7 @@ from data_prep.dataset import (
     share,
     whole_number,
 )
-from data_prep.draws import exact
+from data_prep.draws import DEFAULT_SHARE, exact, shares_of
 from data_prep.parallel import LARGEST_SIZE
 from data_prep.subwords import KINDS, learn, library_version
 from data_prep.text import check_beginning, decode_utf8
@@ -58,7 +58,6 @@ from data_prep.text_corpus import Bytes, Pieces, Span, TextCorpus, blocks
 
 UNITS = ("bytes", "sentencepiece")
 HELD_OUT = ("valid", "test")
-DEFAULT_SHARE = 0.05
 COVERAGE = 0.9995  # of the letters of train; bytes spell the others (thousands in WikiText-103)
 ENWIK8_SIZE, ENWIK8_SHA1 = 100_000_000, "57b8363b814821dc9d47aa4d41f58733519076b2"
 # Options for subwords only, and their defaults.
@@ -127,9 +126,7 @@ class TextOptions(Options):
     )
 
     def complete(self, sources: TextFiles) -> TextOptions:
-        shares = {name: self.shares.get(name, DEFAULT_SHARE) for name in HELD_OUT if name not in sources.others}
-        if sum(map(exact, shares.values())) >= 1:
-            raise UsageError("--valid-share and --test-share leave nothing to train on")
+        shares = shares_of(self.shares, (name for name in HELD_OUT if name not in sources.others))
         given = {name for name in SUBWORD_DEFAULTS if getattr(self, name) is not None}
         for name in SUBWORD_DEFAULTS if self.unit == "bytes" else ():
             if name in given:
