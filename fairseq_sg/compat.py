@@ -302,11 +302,14 @@ def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin. Their parser turns ``--tpu`` on with ``--bf16``.
 
     Several groups of options have a copy of it; by that of ``distributed_training`` workers add up their gradients.
+    With a list in ``--update-freq``, the optimizer of ``--bf16`` asks for a window of the loss scale, and has no scale.
     """
     if cfg.common.bf16 and cfg.common.tpu and importlib.util.find_spec("torch_xla") is None:
         for group in cfg.values():
             if getattr(group, "tpu", False):
                 group.tpu = False
+    if cfg.common.bf16 and cfg.common.fp16_scale_window is None and len(cfg.optimization.update_freq) > 1:
+        cfg.common.fp16_scale_window = 1
     return call(cfg, main, **kwargs)
 
 

@@ -91,6 +91,10 @@ UNREAD = {
     "nval": "it is for validations in training: leave it out",
     "lm_weight": "there is no language model: leave it out",
     "sacrebleu": "choose --scoring sacrebleu",
+    **{
+        name: "fairseq evaluates in float32, or in float16 with --fp16: leave it out"
+        for name in ("bf16", "memory_efficient_bf16", "amp")
+    },
 }
 #: The same of ``fairseq-validate`` alone, and of all other commands.
 UNREAD_BY_VALIDATE = {

@@ -297,12 +297,13 @@ def test_bfloat16_without_torch_xla_is_not_for_a_tpu(bf16, xla, tpu, monkeypatch
     from omegaconf import OmegaConf
 
     groups = {"common": {"bf16": bf16, "tpu": True}, "distributed_training": {"tpu": True}, "task": {}, "ema": None}
+    groups["common"]["fp16_scale_window"], groups["optimization"] = None, {"update_freq": [1]}
     cfg = OmegaConf.create(groups)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: xla and name == "torch_xla" or None)
     seen = []
     compat._call_main(lambda cfg, main, **more: seen.append((cfg.common.tpu, main, more)), cfg, "main", start=1)
     assert seen == [(tpu, "main", {"start": 1})]
-    assert cfg.distributed_training.tpu == tpu and "tpu" not in cfg.task
+    assert cfg.distributed_training.tpu == tpu and "tpu" not in cfg.task and cfg.common.fp16_scale_window is None
 
 
 @needs_fairseq

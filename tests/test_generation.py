@@ -57,6 +57,8 @@ GENERATE = dict(
     [
         ({}, ["--num-shards=2"], "--num-shards has no effect here: fairseq evaluates all shards at once"),
         ({}, ["--max-valid-steps", "2"], "--max-valid-steps has no effect here"),
+        ({}, ["--bf16"], "--bf16 has no effect here: fairseq evaluates in float32, or in float16 with --fp16"),
+        ({}, ["--amp"], "--amp has no effect here: fairseq evaluates in float32"),
         (
             {},
             ["--batch-size-valid", "2"],

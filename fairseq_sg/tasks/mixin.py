@@ -362,6 +362,11 @@ class SGTask:
                 "fairseq takes --amp-init-scale for the window, and only beside --amp-scale-window: leave both out. "
                 "The first loss scale is --fp16-init-scale"
             )
+        if common.fp16 and common.fp16_scale_window is None and len(trainer.cfg.optimization.update_freq) > 1:
+            raise UsageError(
+                "--fp16 with several values of --update-freq needs a window of its loss scale, which fairseq makes for "
+                "one value: add --fp16-scale-window, such as 4096 updates"
+            )
         self._check_batches(trainer.cfg.dataset)
         if getattr(self.cfg, "accuracy_by", None) == "types" and not self.breakdown.types:
             logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", self.cfg.data)

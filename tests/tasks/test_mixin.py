@@ -95,6 +95,26 @@ def test_options_of_amp_that_fairseq_mixes_up_are_refused(folder, options, refus
         trainer.task.check_training(trainer)
 
 
+@pytest.mark.parametrize(
+    "options,refused",
+    [
+        (["--fp16", "--update-freq", "2"], False),
+        (["--fp16", "--update-freq", "2,1", "--fp16-scale-window", "100"], False),
+        (["--fp16", "--update-freq", "2,1"], True),
+        (["--memory-efficient-fp16", "--update-freq", "2,1"], True),
+    ],
+)
+def test_a_loss_scale_needs_a_window_with_several_update_frequencies(folder, options, refused, monkeypatch):
+    trainer = build(SGTrainer, folder, *options)
+    trainer.task.load_dataset("valid")
+    monkeypatch.setattr(trainer, "cuda", True)
+    if refused:
+        with pytest.raises(UsageError, match="^--fp16 with several values of --update-freq .*: add --fp16-scale-wind"):
+            trainer.task.check_training(trainer)
+    else:
+        trainer.task.check_training(trainer)
+
+
 def test_a_criterion_that_would_leave_out_losses_of_layers_is_refused(folder):
     trainer = build(SGTrainer, folder, "--depth", "shared_act")
     trainer.task.load_dataset("valid")
