@@ -260,44 +260,22 @@ def load(
         raise UsageError(absent(checkpoint))
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"--device is {device}, but PyTorch finds no GPU: choose cpu or auto")
-    try:
-        utils.import_user_module(Namespace(user_dir=user_dir))
-    except FileNotFoundError as error:
-        if error.errno is not None:  # not from fairseq: a file that the user's module reads
-            raise
-        raise UsageError(
-            f"there is no folder {user_dir}: give the folder of your own mechanisms with --user-dir"
-        ) from None
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    _import(user_dir)
     read(checkpoint)
     state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)
-    if state.get("cfg") is None:
+    cfg, overrides = state.get("cfg"), dict(overrides or {})
+    if cfg is None:
         raise UsageError(f"the checkpoint {checkpoint} has no configuration: it is not from fairseq 0.12")
-    cfg, overrides = state["cfg"], dict(overrides or {})
-    known, declared = option_names(cfg), kinds_of(cfg)
-    for name, value in overrides.items():
-        if name not in known and name not in declared:
-            raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
-        try:
-            check_type(name, value, declared.get(name))
-        except UsageError as error:
-            raise UsageError(f"--model-overrides has an invalid value: {error}") from None
+    _check_overrides(overrides, cfg, checkpoint)
     trained_on = cfg.task.data
-    data = overrides.get("data", trained_on) if data is None else data
-    folder = utils.split_paths(data or "")[:1]
-    if not folder or not os.path.isdir(folder[0]):
-        which = f"{data}, which the checkpoint was trained on," if data == trained_on else data
-        more = "" if data == trained_on else f"; the checkpoint was trained on {trained_on}"
-        raise UsageError(f"the data folder {which} does not exist: give one with {fix}{more}")
-    if "accuracy_by" in known:
+    data = _data_folder(overrides.get("data", trained_on) if data is None else data, trained_on, fix)
+    if "accuracy_by" in option_names(cfg):
         # Makes the task read the types of all examples.
         overrides.setdefault("accuracy_by", "types")
     checkpoint_utils.overwrite_args_by_name(cfg, overrides | {"data": data})
-    models = {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY}
-    for option, group, registered in (("task", cfg.task, TASK_REGISTRY), ("arch", cfg.model, models)):
-        name = values(group).get("_name")
-        if name is not None and name not in registered:
-            own = f" (it was {cfg.common.user_dir})" if cfg.common.user_dir else ""
-            raise UsageError(not_registered(checkpoint, option, name) + own)
+    _check_registered(cfg, checkpoint)
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
     except ValidationError as error:
@@ -308,20 +286,65 @@ def load(
             raise
         raise UsageError(f"{error}; {checkpoint} was trained with --user-dir {own}, so give that") from error
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
-    wanted = next((kind for kind in PREDICTED if kind in kinds), "words")
-    check_kind(model, arch, checkpoint, wanted)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
     loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates, trained_on)
+    _check_kinds(loaded, checkpoint, kinds)
+    return loaded
+
+
+def _import(user_dir: str | None) -> None:
+    try:
+        utils.import_user_module(Namespace(user_dir=user_dir))
+    except FileNotFoundError as error:
+        if error.errno is not None:  # not from fairseq: a file that the user's module reads
+            raise
+        raise UsageError(
+            f"there is no folder {user_dir}: give the folder of your own mechanisms with --user-dir"
+        ) from None
+
+
+def _check_overrides(overrides: Mapping[str, Any], cfg: Any, checkpoint: str) -> None:
+    known, declared = option_names(cfg), kinds_of(cfg)
+    for name, value in overrides.items():
+        if name not in known and name not in declared:
+            raise UsageError(f"--model-overrides names {name!r}, which is not an option in {checkpoint}")
+        try:
+            check_type(name, value, declared.get(name))
+        except UsageError as error:
+            raise UsageError(f"--model-overrides has an invalid value: {error}") from None
+
+
+def _data_folder(data: str | None, trained_on: str | None, fix: str) -> str:
+    """``data`` if it is a folder, or begins with one."""
+    folder = utils.split_paths(data or "")[:1]
+    if not folder or not os.path.isdir(folder[0]):
+        which = f"{data}, which the checkpoint was trained on," if data == trained_on else data
+        more = "" if data == trained_on else f"; the checkpoint was trained on {trained_on}"
+        raise UsageError(f"the data folder {which} does not exist: give one with {fix}{more}")
+    return data
+
+
+def _check_registered(cfg: Any, checkpoint: str) -> None:
+    """Raises UsageError if fairseq does not know the task or the model, as without the user's own module."""
+    models = {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY}
+    for option, group, registered in (("task", cfg.task, TASK_REGISTRY), ("arch", cfg.model, models)):
+        name = values(group).get("_name")
+        if name is not None and name not in registered:
+            own = f" (it was {cfg.common.user_dir})" if cfg.common.user_dir else ""
+            raise UsageError(not_registered(checkpoint, option, name) + own)
+
+
+def _check_kinds(loaded: Loaded, checkpoint: str, kinds: Collection[str]) -> None:
+    """Raises UsageError if the model is of none of the kinds that an analysis takes."""
+    wanted = next((kind for kind in PREDICTED if kind in kinds), "words")
+    check_kind(loaded.model, loaded.arch, checkpoint, wanted)
     if wanted == "words" and "text" not in kinds and loaded.is_language_model:
         raise UsageError(
-            f"{arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
+            f"{loaded.arch} is a language model: this analysis needs an encoder–decoder model or a classifier; "
             "`experts` and `masks` take language models too"
         )
     if loaded.reads_images and "images" not in kinds:
-        raise UsageError(f"{arch} was trained on images: this analysis needs a model of words")
-    return loaded
+        raise UsageError(f"{loaded.arch} was trained on images: this analysis needs a model of words")
 
 
 #: What a model predicts, if that is not words -> what it ``reads``, a model that does, and the command for it.

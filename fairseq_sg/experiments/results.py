@@ -209,56 +209,67 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     Raises:
         UsageError: the earlier file has other data, mechanisms, arguments, steps, or another evaluation.
     """
-
-    def settings(recipe: Recipe, row: str, data: str) -> list[Any]:
-        arguments = [*recipe.arguments_of(row, data), "--batch-size-valid", str(recipe.batch_size_valid)]
-        training = [recipe.user_dir, on_any_device(arguments), recipe.steps_of(row), recipe.data[data].prepare]
-        chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
-        if any(compares(one, data) for one in (before.recipe, now.recipe)):
-            # The evaluations of which one is chosen, or several are summed up.
-            chosen += [recipe.data[data].subsets[0], recipe.validate_every]
-        # What only one of the recipes has was not evaluated yet, or is not shown any more.
-        decoded = recipe.generate if before.recipe.generate and now.recipe.generate else ""
-        common = before.recipe.analyses.keys() & now.recipe.analyses.keys()
-        return [*training, *chosen, decoded, {name: recipe.analyses[name] for name in common}]
-
-    def compares(recipe: Recipe, data: str) -> bool:
-        columns = recipe.columns_of(data).values()
-        return recipe.checkpoint == "best" or any(c.at not in ("checkpoint", "end") for c in columns)
-
-    def planned(record: Record) -> bool:
-        return record["row"] in now.recipe.trained and record["data"] in now.recipe.data
-
-    def same(record: Record) -> bool:
-        row, data = record["row"], record["data"]
-        return planned(record) and settings(before.recipe, row, data) == settings(now.recipe, row, data)
-
-    def key(record: Record) -> tuple[str, str, int]:
-        return record["row"], record["data"], record["seed"]
-
-    def reached(record: Record) -> int:
-        # A training may diverge before its first logged step.
-        return max(record.get("result", {}).get("steps", -1), record.get("diverged", {}).get("step", -1))
-
-    other = next((record for record in before.records if reached(record) >= 0 and not same(record)), None)
-    if other or before.steps_scale != now.steps_scale:
-        if not other:
-            what = "with another --steps-scale"
-        elif planned(other):
-            what = f"its row {other['row']!r} was trained or evaluated otherwise"
-        else:
-            what = f"this one has no row {other['row']!r} on {other['data']!r}"
-        raise UsageError(f"{path} has results of another version of the recipe ({what}): choose another --results")
-
-    def progress(results: Results, record: Record) -> tuple[bool, int]:
-        # A training that collapsed has diverged at a step before those that it had made.
-        return results.finished(record), reached(record)
-
-    found = {key(record): record for record in now.records}
-    for record in filter(planned, before.records):
-        there = found.get(key(record))
-        if there is None or progress(before, record) > progress(now, there):
-            found[key(record)] = record
+    _check_version(before, now, path)
+    found = {_key(record): record for record in now.records}
+    for record in before.records:
+        there = found.get(_key(record))
+        if _planned(now.recipe, record) and (there is None or _progress(before, record) > _progress(now, there)):
+            found[_key(record)] = record
     rows, data = list(now.recipe.rows), list(now.recipe.data)
     ordered = sorted(found.values(), key=lambda r: (rows.index(r["row"]), data.index(r["data"]), r["seed"]))
     return Results(now.recipe, now.steps_scale, ordered, before.note, now.bleu or before.bleu)
+
+
+def _check_version(before: Results, now: Results, path: Path) -> None:
+    """Raises UsageError if a training of the earlier file is not one of the recipe's today."""
+    if before.steps_scale != now.steps_scale:
+        raise _other_version(path, "with another --steps-scale")
+    for record in before.records:
+        row, data = record["row"], record["data"]
+        if _reached(record) < 0:
+            continue
+        if not _planned(now.recipe, record):
+            raise _other_version(path, f"this one has no row {row!r} on {data!r}")
+        if _settings(before.recipe, now.recipe, row, data) != _settings(now.recipe, before.recipe, row, data):
+            raise _other_version(path, f"its row {row!r} was trained or evaluated otherwise")
+
+
+def _other_version(path: Path, what: str) -> UsageError:
+    return UsageError(f"{path} has results of another version of the recipe ({what}): choose another --results")
+
+
+def _settings(recipe: Recipe, other: Recipe, row: str, data: str) -> list[Any]:
+    """What a row's results depend on, for a comparison with those of another version of the recipe."""
+    arguments = [*recipe.arguments_of(row, data), "--batch-size-valid", str(recipe.batch_size_valid)]
+    training = [recipe.user_dir, on_any_device(arguments), recipe.steps_of(row), recipe.data[data].prepare]
+    chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
+    if _compares(recipe, data) or _compares(other, data):
+        chosen += [recipe.data[data].subsets[0], recipe.validate_every]
+    # What only one of the recipes has was not evaluated yet, or is not shown any more.
+    decoded = recipe.generate if other.generate else ""
+    common = recipe.analyses.keys() & other.analyses.keys()
+    return [*training, *chosen, decoded, {name: recipe.analyses[name] for name in common}]
+
+
+def _compares(recipe: Recipe, data: str) -> bool:
+    """Whether one of a training's evaluations is chosen, or several are summed up."""
+    columns = recipe.columns_of(data).values()
+    return recipe.checkpoint == "best" or any(column.at not in ("checkpoint", "end") for column in columns)
+
+
+def _planned(recipe: Recipe, record: Record) -> bool:
+    return record["row"] in recipe.trained and record["data"] in recipe.data
+
+
+def _key(record: Record) -> tuple[str, str, int]:
+    return record["row"], record["data"], record["seed"]
+
+
+def _progress(results: Results, record: Record) -> tuple[bool, int]:
+    # A training that collapsed has diverged at a step before those that it had made.
+    return results.finished(record), _reached(record)
+
+
+def _reached(record: Record) -> int:
+    """The last step of a training with a result; -1 without one: it may diverge before its first logged step."""
+    return max(record.get("result", {}).get("steps", -1), record.get("diverged", {}).get("step", -1))
