@@ -256,7 +256,7 @@ def _override(overwrite, cfg, overrides) -> None:
     """
     from omegaconf import DictConfig, open_dict
 
-    from fairseq_sg.command_line import kinds_in
+    from fairseq_sg.declared import kinds_in
 
     for group in ("task", "model"):
         chosen = cfg.get(group)

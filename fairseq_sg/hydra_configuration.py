@@ -15,7 +15,8 @@ import typing
 from collections.abc import Iterable
 from dataclasses import fields
 
-from fairseq_sg import command_line, compat
+from fairseq_sg import checks, command_line, compat
+from fairseq_sg.declared import dataclasses_of, groups
 from fairseq_sg.errors import UsageError
 
 
@@ -58,8 +59,8 @@ def _add_defaults(add_defaults, cfg) -> None:
         import_user_module(cfg.common)  # whose mechanisms have options, too; fairseq's trainings import it later
     if HydraConfig.initialized():
         _refuse_missing(HydraConfig.get())
-    for group, (name, declared) in command_line.groups(cfg).items():
-        choices = command_line.dataclasses_of(group)
+    for group, (name, declared) in groups(cfg).items():
+        choices = dataclasses_of(group)
         if choices and name is not None and name not in choices:
             raise UsageError(f"{group}._name is {name!r}: {command_line.nearest(name, choices)}")
         names = [f.name for f in fields(declared)] if declared else []
@@ -70,7 +71,7 @@ def _add_defaults(add_defaults, cfg) -> None:
         add_defaults(cfg)
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'the configuration'}: {str(error.msg).splitlines()[0]}") from error
-    command_line.check(cfg, "train")
+    checks.check(cfg, "train")
 
 
 def in_sweep() -> bool:

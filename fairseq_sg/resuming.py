@@ -27,7 +27,7 @@ from typing import Any
 
 from fairseq_sg import checkpoints, compat, hydra_configuration, ranges
 from fairseq_sg.checkpoints import values
-from fairseq_sg.command_line import dataclasses_of
+from fairseq_sg.declared import dataclasses_of
 from fairseq_sg.errors import UsageError
 
 logger = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ from data_prep.sort_of_clevr.questions import words_of
 from data_prep.subwords import SPACE, Subwords, model_file
 from fairseq_sg.analysis.record import Recording, record
 from fairseq_sg.checkpoints import not_registered, option_names, read, values
-from fairseq_sg.command_line import kinds_of
 from fairseq_sg.criterions.cross_entropy_orthogonality import best
 from fairseq_sg.criterions.oracle_length import given_length
+from fairseq_sg.declared import kinds_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest
 from fairseq_sg.lengths import has_plain_text, plain_lengths, unit_of

@@ -29,6 +29,7 @@ from fairseq_sg import generation
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
 from fairseq_sg.criterions.base import LayerLosses
+from fairseq_sg.declared import dataclasses_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest
 from fairseq_sg.modules.cpu.memory import keep_for_training
@@ -456,7 +457,6 @@ class SGTask:
 
 def without_removed(group: str, cfg):
     """The configuration of a ``model`` or ``criterion`` (``group``) after ``drop_removed``."""
-    from fairseq_sg.command_line import dataclasses_of
     from fairseq_sg.models.config import drop_removed
 
     choice = getattr(cfg, "_name", None) or getattr(cfg, "arch" if group == "model" else group, None)

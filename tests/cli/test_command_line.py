@@ -223,14 +223,14 @@ VALUES = {
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
 @pytest.mark.parametrize("options,message", VALUES.items(), ids=VALUES)
 def test_values_that_cannot_be_meant(options, message, monkeypatch):
-    from fairseq_sg import command_line
+    from fairseq_sg import checks
     from fairseq_sg.errors import UsageError
 
     cfg = configured(*options.split())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError) as error:
-        command_line.check(cfg, "train")
+        checks.check(cfg, "train")
     assert str(error.value) == message
 
 
@@ -268,22 +268,22 @@ def test_a_training_on_a_cpu_starts_no_process_for_each_gpu(monkeypatch, tmp_pat
 
 @pytest.mark.filterwarnings("ignore:\\s*'config' is validated against ConfigStore schema")
 def test_processes_of_torchrun_train_one_model(monkeypatch, tmp_path):
-    from fairseq_sg import command_line
+    from fairseq_sg import checks
     from fairseq_sg.errors import UsageError
 
     one = ("--save-dir", str(tmp_path), "--distributed-world-size", "1")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    command_line.check(configured(*one), "train")
+    checks.check(configured(*one), "train")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="^torchrun started 2 processes, .* give --distributed-world-size 2, or "):
-        command_line.check(configured(*one), "train")
-    command_line.check(configured(*one), "validate")
+        checks.check(configured(*one), "train")
+    checks.check(configured(*one), "validate")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     two = (*one[:-1], "2")
     with pytest.raises(UsageError, match=r"^torchrun does not give .* run `python -m fairseq_sg\.\S+\.workers 2 fair"):
-        command_line.check(configured(*two), "train")
-    command_line.check(configured(*two, "--distributed-no-spawn"), "train")
+        checks.check(configured(*two), "train")
+    checks.check(configured(*two, "--distributed-no-spawn"), "train")
 
 
 def test_a_value_is_refused_before_data_are_loaded():
@@ -295,7 +295,7 @@ def test_a_value_is_refused_before_data_are_loaded():
 def test_every_default_is_inside_its_range(tmp_path):
     from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-    from fairseq_sg import command_line, ranges
+    from fairseq_sg import checks, ranges
 
     for arch in (
         "sg_transformer",
@@ -314,7 +314,7 @@ def test_every_default_is_inside_its_range(tmp_path):
         "cosine --lr-period-updates 1",
     ):
         given = ("--lr-scheduler", *scheduler.split(), "--max-update", "9", "--save-dir", str(tmp_path))
-        command_line.check(configured(*given), "train")
+        checks.check(configured(*given), "train")
 
 
 #: Options of fairseq's translation that our tasks refuse, whatever their value.

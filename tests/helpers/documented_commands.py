@@ -193,7 +193,7 @@ def parse(command: Command) -> None:
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    from fairseq_sg import command_line
+    from fairseq_sg import checks
     from fairseq_sg.errors import UsageError
     from fairseq_sg.models import sg_dnc, sg_encoder, sg_operator, sg_regressor, sg_transformer, sg_transformer_lm
 
@@ -203,7 +203,7 @@ def parse(command: Command) -> None:
     words = [str(REPOSITORY / word) if word == "fairseq_sg" else word for word in words]
     parsed = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(parsed)
-    command_line.check(cfg, "train")
+    checks.check(cfg, "train")
     models = {
         "sg_dnc": sg_dnc,
         "sg_encoder": sg_encoder,
