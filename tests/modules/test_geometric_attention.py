@@ -20,12 +20,18 @@ roles = pytest.mark.parametrize("role", ROLES)
 
 
 @roles
-@pytest.mark.parametrize("options", [{}, {"geometric_normalize": True}], ids=["plain", "normalized"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"geometric_normalize": True}, {"no_directional_encoding": True}],
+    ids=["plain", "normalized", "without directions"],
+)
 def test_equals_its_equation_with_other_scalars(role, options):
     case = Case("geometric", role, options)
     module, (x, _) = case.build(), case.inputs()
     with torch.no_grad():
-        module.alpha.fill_(-0.7), module.beta.fill_(1.9), module.gamma.fill_(-0.4)
+        module.alpha.fill_(-0.7), module.gamma.fill_(-0.4)
+        if module.directional is not None:
+            module.beta.fill_(1.9)
     expected, weights = reference(module, x, x, padding_of(7, "left"))
     out, got, _ = module(x, None, Context(key_padding_mask=padding_of(7, "left"), return_weights=True))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-9)

@@ -328,11 +328,12 @@ def emitted_of(module, x, mask=None):
     return module.train()(x, padding_mask=mask, return_losses=True)[1]
 
 
+@pytest.mark.parametrize("count", [1, 11])
 @pytest.mark.parametrize("variant", ["sigma_moe", "softmax_before_topk", "softmax_after_topk", "s_base"])
-def test_entropy_loss(variant):
+def test_entropy_loss(variant, count):
     """Σ p log p of the batch's mean softmax of the raw logits (7.19, 7.20), whatever the selection's function is."""
     module = layer(variant, moe_regularization=0.25)
-    x = tokens()
+    x = tokens(count)
     rows = [softmax([float(row @ token) for row in module.w3.detach()]) for token in x]
     p = [sum(row[e] for row in rows) / len(rows) for e in range(EXPERTS)]
     expected = 0.25 * sum(v * math.log(v) for v in p)
@@ -356,11 +357,12 @@ def test_entropy_loss_of_collapsed_routing_equals_the_one_in_log_space():
         torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 11])
 @pytest.mark.parametrize("k", [1, 2])
-def test_balance_loss_of_switch(k):
+def test_balance_loss_of_switch(k, count):
     """N_E f · p (7.14 – 7.16); uniform routing has K, and f has no gradient."""
     module = layer("switch", k, moe_regularization=0.5)
-    x = tokens()
+    x = tokens(count)
     rows = [softmax([float(row @ token) for row in module.w3.detach()]) for token in x]
     chosen = [sorted(range(EXPERTS), key=lambda e: row[e], reverse=True)[:k] for row in rows]
     f = [sum(e in best for best in chosen) / len(x) for e in range(EXPERTS)]

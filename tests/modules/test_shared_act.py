@@ -209,6 +209,12 @@ def test_no_mask_is_a_mask_without_padding():
     assert (without.x != 0).all()
 
 
+def test_one_column_is_its_own_mean():
+    one = inputs()[0][:1, :1]
+    excluded, included = (stack(ponder_padding=way)(one).losses["ponder"][0] for way in ("exclude", "include"))
+    assert excluded > 0 and torch.equal(excluded, included)
+
+
 @pytest.mark.parametrize("padding_in_mean", ["exclude", "include"])
 def test_nothing_but_padding(padding_in_mean):
     module = stack(ponder_padding=padding_in_mean)
