@@ -1,16 +1,10 @@
-"""The base of all tasks of this plugin.
-
-A checkpoint records the data it was trained on (``task_state["trained_on"]``): the folder, the request that it was
-prepared by, and a hash of each dictionary's words in their order. An embedding is a row number: with another order of
-words, a model runs without an error and its outputs mean nothing. So another dictionary is refused.
-"""
+"""The base of all tasks of this plugin."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import struct
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +13,6 @@ import torch
 from fairseq import utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
-from fairseq.dataclass.configs import CommonConfig
-from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import FairseqTask
 
@@ -28,7 +20,6 @@ from data_prep.subwords import model_file
 from fairseq_sg import generation
 from fairseq_sg.checkpoints import load_weights
 from fairseq_sg.compat import wrap
-from fairseq_sg.criterions.base import LayerLosses
 from fairseq_sg.declared import dataclasses_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest
@@ -38,22 +29,18 @@ from fairseq_sg.optim.torch_adam import TorchAdam
 from fairseq_sg.ranges import flag
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
+from fairseq_sg.tasks.data_record import DataRecord, hash_of_words
+from fairseq_sg.tasks.training_checks import TrainingChecks
 from fairseq_sg.trainer import counting
 
 logger = logging.getLogger(__name__)
 #: What fairseq raises for the files of an indexed dataset that are cut off, by where they end.
 CUT_OFF = (ValueError, AttributeError, AssertionError, struct.error)
-#: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
-LARGEST, SMALLEST = (
-    ("accuracy", "token_accuracy", "bleu"),
-    ("loss", "nll_loss", "ppl", "word_ppl", "bits_per_word", "bpc", "bpb", "mse", "relative_l2", "h1", "word_error",
-     "mean_word_error"),
-)  # fmt: skip
 #: The first ``format`` of ``dataset.json`` whose dictionaries have the canonical order of their family of data.
 CANONICAL_ORDER = 2
 
 
-class SGTask:
+class SGTask(DataRecord, TrainingChecks):
     """A mixin, to be named before a task class of fairseq.
 
     ``cfg.data`` is one folder of ``data_prep``, or several with colons between, one for each epoch in turn.
@@ -67,6 +54,8 @@ class SGTask:
     not_recorded = ""
     #: Why no command generates, and what is measured instead; "" for a task that generates.
     generates_nothing = ""
+
+    # Data.
 
     @cached_property
     def manifests(self) -> list[dict[str, Any]]:
@@ -86,96 +75,6 @@ class SGTask:
                         f"the first one's: `python -m data_prep reorder {folder} --like {first} --out NEW` makes one "
                         "where the words are the same"
                     )
-
-    # The record of the data in checkpoints.
-
-    @cached_property
-    def trained_on(self) -> dict[str, Any]:
-        """The record of the data that a checkpoint keeps; plain values."""
-        sides = {"source": self.source_dictionary, "target": self.target_dictionary}
-        return {
-            "data": self.cfg.data,
-            "requests": [manifest.get("request") for manifest in self.manifests],
-            # Tasks on arrays have no dictionaries.
-            "dictionaries": {side: hash_of_words(words) for side, words in sides.items() if words is not None},
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The ``task_state`` that fairseq writes into a checkpoint."""
-        return {**super().state_dict(), "trained_on": self.trained_on}
-
-    def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Entries that fairseq adds to a checkpoint's ``extra_state``: the counts of ``--patience`` (``resuming``)."""
-        patience = dict(vars(early_stopping()))
-        return {"patience": patience} if patience else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called with a checkpoint's ``task_state`` before its model is built for an evaluation.
-
-        Raises UsageError for a model that was trained with other dictionaries than the folder's.
-        """
-        super().load_state_dict({name: value for name, value in state.items() if name != "trained_on"})
-        self.check_dictionaries(state.get("trained_on"))
-
-    def check_dictionaries(self, trained_on: dict[str, Any] | None) -> None:
-        """Raises UsageError where the dictionaries of a checkpoint's record are not the folder's.
-
-        Warns of a checkpoint without a record.
-        """
-        here = self.trained_on
-        if trained_on is None:
-            logger.warning(
-                "the checkpoint does not record its dictionaries (it was made before version 0.2). Check that %s is "
-                "the very folder it was trained on: with another order of words, its outputs mean nothing",
-                here["data"],
-            )
-            return
-        there = trained_on["data"]
-        for side, words in here["dictionaries"].items():
-            if trained_on["dictionaries"].get(side) == words:
-                continue
-            if words in trained_on["dictionaries"].values():
-                raise UsageError(
-                    f"the model was trained with the languages of {there} in the other direction: give the "
-                    "--source-lang and --target-lang of the training"
-                )
-            if there == here["data"]:
-                raise UsageError(
-                    f"the model was trained on {there} before that folder was prepared again: its {side} dictionary "
-                    "had other words, or another order of words. Restore that folder, or train into another --save-dir"
-                )
-            raise UsageError(
-                f"the model was trained on {there}, and the {side} dictionary of {here['data']} has other words, or "
-                "another order of words. Evaluate on a folder with the dictionaries of training: "
-                + self.with_dictionaries_of(there)
-            )
-
-    def with_dictionaries_of(self, there: str) -> str:
-        """How to make a folder with the data of ``cfg.data`` and the dictionaries of the folder ``there``."""
-        return (
-            f"`python -m data_prep reorder {self.cfg.data} --like {there} --out NEW` makes one where the words are the "
-            "same"
-        )
-
-    def check_resumed(self, trained_on: dict[str, Any] | None, new_data: bool) -> None:
-        """Raises UsageError where a training cannot be resumed on the folder.
-
-        Args:
-            trained_on: the checkpoint's record. new_data: whether the command says that its data are others, by
-                ``--reset-dataloader`` or ``--finetune-from-model``; the dictionaries must be the same all the same.
-        """
-        self.check_dictionaries(trained_on)
-        if trained_on is None or new_data:
-            return
-        different = different_requests(trained_on["requests"], self.trained_on["requests"])
-        if different:
-            raise UsageError(
-                f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data "
-                f"({different}). Resume with the folder of training, train into another --save-dir, or use "
-                "--finetune-from-model with another --save-dir to begin a new training from its weights"
-            )
-
-    # Data.
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Dictionary:
@@ -337,86 +236,6 @@ class SGTask:
             raise UsageError(f"--task {self.name} needs another criterion: choose --criterion {self.criterion}")
         return criterion
 
-    def check_training(self, trainer) -> None:
-        """Called before a checkpoint is looked for and before the first update (``resuming``).
-
-        Raises UsageError for options that would end the training at its start or at its first validation, leave out
-        losses of the model, keep the worst checkpoint, or draw other batches in a resumed training.
-        """
-        criterion = trainer.get_criterion()
-        if self.emitted_losses and not isinstance(criterion, LayerLosses):
-            raise UsageError(
-                f"the model's layers have losses ({', '.join(sorted(self.emitted_losses))}), which this --criterion "
-                "leaves out: choose --criterion cross_entropy_orthogonality"
-            )
-        if isinstance(criterion, LayerLosses):
-            criterion.check_training(trainer.get_model())
-        for option in ("fp16", "amp") if not trainer.cuda else ():
-            if trainer.cfg.common[option]:
-                raise UsageError(
-                    f"fairseq trains with --{option} only on a GPU: leave it out, or choose --bf16, which is slow on "
-                    "a CPU"
-                )
-        common = trainer.cfg.common
-        if common.amp and (common.amp_scale_window is not None or common.amp_init_scale != CommonConfig.amp_init_scale):
-            raise UsageError(
-                "fairseq takes --amp-init-scale for the window, and only beside --amp-scale-window: leave both out. "
-                "The first loss scale is --fp16-init-scale"
-            )
-        if common.fp16 and common.fp16_scale_window is None and len(trainer.cfg.optimization.update_freq) > 1:
-            raise UsageError(
-                "--fp16 with several values of --update-freq needs a window of its loss scale, which fairseq makes for "
-                "one value: add --fp16-scale-window, such as 4096 updates"
-            )
-        self._check_batches(trainer.cfg.dataset)
-        if getattr(self.cfg, "accuracy_by", None) == "types" and not self.breakdown.types:
-            logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", self.cfg.data)
-        cfg = trainer.cfg.checkpoint
-        metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
-        if trainer.cfg.dataset.disable_validation:
-            return
-        if metric.startswith(SMALLEST if largest else LARGEST):
-            change = (
-                "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
-            )
-            raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
-        data = trainer.cfg.dataset
-        # fairseq reads it in the logs of every subset.
-        for subset in data.valid_subset.split(",") if metric != "loss" else ():
-            known = measured(trainer, subset)
-            # Of the training set, types are not measured; of a part of a subset, not all.
-            whole = subset != data.train_subset and data.max_valid_steps is None
-            if metric not in known and metric not in (self.measured_by_type(subset, known) if whole else ()):
-                raise UsageError(
-                    f"--best-checkpoint-metric is {metric!r}, and a validation on {subset!r} measures "
-                    f"{', '.join(known)}"
-                )
-
-    def _check_batches(self, cfg) -> None:
-        """Raises UsageError for options with which a resumed training would have other batches."""
-        # To fairseq's parser, the option of something that is on turns it off.
-        if not getattr(self.cfg, "rebuild_batches", True):
-            raise UsageError(
-                "new batches each epoch are on, and --rebuild-batches would turn them off: a resumed training would "
-                "have other batches. Leave the option out"
-            )
-        if cfg.update_ordered_indices_seed and not cfg.update_epoch_batch_itr:
-            raise UsageError(
-                "--update-ordered-indices-seed takes the epoch in which a training begins or is resumed: add "
-                "--update-epoch-batch-itr True, or leave the option out"
-            )
-        if cfg.curriculum and not cfg.update_epoch_batch_itr:
-            raise UsageError(
-                "with --curriculum, fairseq keeps the order of the first epoch, and a resumed training has another: "
-                "add --update-epoch-batch-itr True, or leave the option out"
-            )
-
-    def measured_by_type(self, subset: str, known: Sequence[str]) -> list[str]:
-        """The metrics by type or group of a whole subset; the first batch, with ``known``, may lack some types."""
-        breakdown = getattr(self, "breakdown", None)
-        names = breakdown.names_in(subset) if breakdown is not None else []
-        return [f"{metric}_{name}" for metric in ("accuracy", "word_error") if metric in known for name in names]
-
     def eval_lm_dataloader(self, *args, **kwargs):
         raise UsageError("fairseq-eval-lm is for language models: use fairseq-validate")
 
@@ -450,6 +269,11 @@ class SGTask:
             size, logs = zero(size), {name: zero(value) for name, value in logs.items()}
         return loss, size, logs
 
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """Entries that fairseq adds to a checkpoint's ``extra_state``: the counts of ``--patience`` (``resuming``)."""
+        patience = dict(vars(early_stopping()))
+        return {"patience": patience} if patience else {}
+
     def begin_epoch(self, epoch, model) -> None:
         super().begin_epoch(epoch, model)
         keep_for_training(model)
@@ -474,37 +298,12 @@ def asks_for_training(arguments: dict[str, Any]) -> bool:
     return "grouped_shuffling" in arguments
 
 
-def measured(trainer, subset: str) -> list[str]:
-    """The metrics that a validation logs, found with its first batch."""
-    batch = next(trainer.get_valid_iterator(subset).next_epoch_itr(shuffle=False))
-    with metrics.aggregate(new_root=True) as logged:
-        trainer.valid_step(batch)
-    return [name for name in logged.get_smoothed_values() if not name.startswith("_")]
-
-
-def hash_of_words(dictionary: Dictionary) -> str:
-    """SHA-256 of a dictionary's words in their order. Their counts, which no model sees, differ between splits."""
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
-
-
 def numbers(sizes) -> str:
     """A size, or those of source and target."""
     try:
         return " and ".join(map(str, sizes))
     except TypeError:
         return str(sizes)
-
-
-def different_requests(there: list, here: list) -> str:
-    """The first difference between the requests of two lists of folders, in words; "" where there is none."""
-    if len(there) != len(here):
-        return f"{len(there)} folders then, {len(here)} here"
-    for one, two in zip(there, here, strict=True):
-        for name in sorted({*(one or {}), *(two or {})}):
-            values = [(request or {}).get(name) for request in (one, two)]
-            if values[0] != values[1]:
-                return f"{name} was {values[0]}, and here it is {values[1]}"
-    return ""
 
 
 def check_whole(data: Any) -> None:
