@@ -34,8 +34,9 @@ import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg import evaluate, ranges
 from fairseq_sg.analysis import checkpoint as checkpoints
 from fairseq_sg.analysis.attention_maps import roles_of
-from fairseq_sg.analysis.checkpoint import Loaded, encode, read_sentence
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.record import record
+from fairseq_sg.analysis.sentence import encode, read_sentence
 from fairseq_sg.checks import FAIRSEQ
 from fairseq_sg.errors import UsageError
 from fairseq_sg.parsers import choice

@@ -7,7 +7,8 @@ for one pass observe the model (``record``), so the analysis adds no cost to tra
 from fairseq_sg import compat
 
 with compat.unchanged_logging():
-    from fairseq_sg.analysis.checkpoint import Loaded, load, read_sentence
+    from fairseq_sg.analysis.checkpoint import Loaded, load
     from fairseq_sg.analysis.record import record
+    from fairseq_sg.analysis.sentence import read_sentence
 
 __all__ = ["Loaded", "load", "read_sentence", "record"]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.sort_of_clevr.questions import GROUPS, QUESTIONS
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, read_questions
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_subset
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.sentence import read_questions
 from fairseq_sg.errors import UsageError
 from fairseq_sg.parsers import index
 

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, Question, record_sentence
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_scale, add_selection, add_sentence, choose_numbers, choose_roles
 from fairseq_sg.analysis.record import Recording
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.sentence import Question, record_sentence
 from fairseq_sg.errors import UsageError
 
 if TYPE_CHECKING:

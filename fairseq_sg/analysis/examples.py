@@ -19,7 +19,8 @@ from fairseq.tasks import setup_task
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_sg.analysis.checkpoint import Loaded, numbers_of
+from fairseq_sg.analysis.checkpoint import Loaded
+from fairseq_sg.analysis.sentence import numbers_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.parsers import nearest
 from fairseq_sg.tasks.sg_tagging import check_labels

@@ -12,9 +12,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, record_sentence
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_scale, add_sentence
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.sentence import record_sentence
 from fairseq_sg.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, encode
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_scale
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.sentence import encode
 from fairseq_sg.errors import UsageError
 from fairseq_sg.parsers import index
 

@@ -27,8 +27,9 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_sg.analysis import plots
-from fairseq_sg.analysis.checkpoint import Loaded, read_sentence
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.sentence import read_sentence
 from fairseq_sg.analysis.values import cosines
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.attention_maps import draw_heads, question_of, roles_of
-from fairseq_sg.analysis.checkpoint import Loaded, Question, record_sentence
+from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_scale, add_selection, add_sentence
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.analysis.sentence import Question, record_sentence
 from fairseq_sg.ops.precision import accumulation_dtype
 
 if TYPE_CHECKING:
