@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import Pair
 from data_prep.folder import write
-from fairseq_sg.analysis import load, masks
+from fairseq_sg.analysis import load, mask_training, masks
 from fairseq_sg.analysis.__main__ import main
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.examples import Part, open_examples
@@ -376,7 +376,7 @@ def test_resuming_asks_for_the_same_examples(saved, command, tmp_path):
 
     def hashed(*rows):
         dataset = [{"id": 0, "source": torch.tensor(row), "target": torch.tensor([1])} for row in rows]
-        return masks.hash_of(SimpleNamespace(is_text=False, dataset=dataset), np.array([0, 2]))
+        return mask_training.hash_of(SimpleNamespace(is_text=False, dataset=dataset), np.array([0, 2]))
 
     assert hashed([1], [2], [3]) == hashed([1], [9], [3]) != hashed([1], [2], [4])
 
@@ -399,8 +399,10 @@ def test_masks_of_other_overrides_are_not_resumed(saved, command, tmp_path):
 
 def test_the_loss_and_the_penalty_are_those_of_one_example(saved, command, monkeypatch):
     """Whatever the number of samples of the masks in a batch; those of so large logits are all 1."""
-    asked, training = [], masks.MaskTraining
-    monkeypatch.setattr(masks, "MaskTraining", lambda *a, **how: asked.append(how["alpha"]) or training(*a, **how))
+    asked, training = [], mask_training.MaskTraining
+    monkeypatch.setattr(
+        mask_training, "MaskTraining", lambda *a, **how: asked.append(how["alpha"]) or training(*a, **how)
+    )
     options = [saved("encoder"), *"--batch-size 8 --beta 0.5 --initial-logit 100 --steps 1 --evaluate valid".split()]
     printed = [command("masks", *options, "--samples", number)[2] for number in (1, 4)]
     assert asked == [0.5 / 8] * 2
@@ -590,7 +592,7 @@ def test_wrong_numbers(options, saved, capsys):
 
 @pytest.mark.parametrize("loss", ["nan", "inf"])
 def test_a_loss_that_diverges_ends_the_training(loss, saved, command, monkeypatch, tmp_path):
-    monkeypatch.setattr(masks.MaskTraining, "step", lambda *_: float(loss))
+    monkeypatch.setattr(mask_training.MaskTraining, "step", lambda *_: float(loss))
     error = command("masks", saved("softmax"), *SHORT, code=1)
     assert f"the loss of the masks is {loss} at step 0: lower --lr" in error
     assert not list(tmp_path.iterdir())
