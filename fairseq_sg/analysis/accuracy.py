@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     if loaded.reads_images and args.by != "type":
         raise UsageError("images and questions have no lengths: choose --by type")
-    result = Result(facts={"by": args.by, "subsets": {}})
+    result = Result(facts={"by": args.by, "examples": loaded.examples, "subsets": {}})
     if args.by == "type":
         result.facts["types"] = sorted(_breakdown(loaded).types, key=natural)
     for name in loaded.named_subsets(args.subset):
@@ -85,9 +85,10 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
             "targets": hashlib.sha256(repr(sorted(targets.items())).encode()).hexdigest(),
             "groups": table,
         }
-        result.summary.append(f"{name}: {100 * right.mean():.2f} % of {len(right)} sentences")
+        result.summary.append(f"{name}: {100 * right.mean():.2f} % of {len(right)} {loaded.examples}")
         result.summary += [
-            f"  {group}: {row['accuracy']:.2f} % of {row['sentences']} sentences" for group, row in table.items()
+            f"  {group}: {row['accuracy']:.2f} % of {row['sentences']} {loaded.examples}"
+            for group, row in table.items()
         ]
     if args.by != "type":
         trained = loaded.trained_lengths(args.by.removesuffix("_length"))
@@ -172,7 +173,8 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     for model, seeds in measured.items():
         subsets: dict[str, dict[str, list[float]]] = {}
         for number, result in enumerate(seeds, 1):
-            common = {key: result.facts[key] for key in ("by", "length_unit", "types") if key in result.facts}
+            names = ("by", "examples", "length_unit", "types")
+            common = {name: result.facts[name] for name in names if name in result.facts}
             common["sentences"] = sentences_of(result.facts["subsets"])
             # Unknown where the folder of the training is gone.
             trained = result.facts.get("training", training)
@@ -197,7 +199,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
             combined.summary.append(f"{model}, {name}: {np.mean(values):.2f} %{spread}")
     combined.facts |= same | ({} if training is None else {"training": training})
     for name, groups in same["sentences"].items():
-        combined.summary += compare(name, groups, combined.facts["models"])
+        combined.summary += compare(name, groups, combined.facts["models"], same["examples"])
     return combined
 
 
@@ -208,9 +210,9 @@ def sentences_of(subsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any]) -> list[str]:
-    """The lines of a table: for every group of a subset its sentences, and the mean accuracy of every model."""
-    cells = [[subset, "sentences", *models]]
+def compare(subset: str, groups: Mapping[str, int], models: Mapping[str, Any], examples: str) -> list[str]:
+    """The lines of a table: for every group of a subset its ``examples``, and the mean accuracy of every model."""
+    cells = [[subset, examples, *models]]
     for group, count in groups.items():
         means = (np.mean(of[subset]["groups"][group]) for of in models.values())
         cells.append([group, f"{count:,}", *(f"{mean:.2f}" for mean in means)])

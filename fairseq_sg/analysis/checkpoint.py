@@ -72,6 +72,11 @@ class Loaded:
         return getattr(self.task, "inputs", "tokens") == "image_question"
 
     @property
+    def examples(self) -> str:
+        """What the examples of a subset are called."""
+        return "questions" if self.reads_images else "sentences"
+
+    @property
     def subsets(self) -> list[str]:
         """The subsets of the data folder: those that are binarized, or arrays that the task reads."""
         if hasattr(self.task, "subset_names"):

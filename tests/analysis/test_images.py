@@ -16,7 +16,7 @@ import torch
 import fairseq_sg
 from data_prep.sort_of_clevr.questions import ANSWERS, types_of
 from fairseq_sg import evaluate
-from fairseq_sg.analysis import attention_maps, load, norms, values
+from fairseq_sg.analysis import accuracy, attention_maps, load, norms, values
 from fairseq_sg.analysis.__main__ import main
 from fairseq_sg.analysis.answers import choose
 from fairseq_sg.analysis.plots import scenes
@@ -80,6 +80,7 @@ def test_norms_over_a_subset(loaded):
     found = norms.measure(loaded, Namespace(subset="valid", batch_size=8, limit=20))
     assert found.arrays["encoder.step1.query.projected"].shape == (2, 20 * 26)
     np.testing.assert_allclose(found.arrays["encoder.step3.key.normalized"], 1, atol=1e-4)
+    assert found.summary[0].startswith("20 questions of valid; ")
 
 
 def test_accuracy_is_that_of_the_answers(loaded, folder, visual):
@@ -94,6 +95,9 @@ def test_accuracy_is_that_of_the_answers(loaded, folder, visual):
     groups = types_of(questions).ravel() // 3
     for number, group in enumerate(("unary", "binary", "ternary")):
         assert found["types"][group]["accuracy"] == pytest.approx(100 * right[groups == number].mean())
+    table = accuracy.measure(loaded, Namespace(by="type", subset="test", batch_size=7, limit=None))
+    assert table.summary[0] == f"test: {100 * right.mean():.2f} % of 90 questions"
+    assert "questions" in accuracy.combine({"a": [table], "b": [table]}).summary[2]
     model = fairseq_sg.load(visual)
     assert model.accuracy("test") == pytest.approx(100 * right.mean()) and ".classify" not in repr(model)
     with pytest.raises(UsageError, match="a classifier of images"):
