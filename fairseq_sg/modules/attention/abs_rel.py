@@ -7,8 +7,8 @@ and weights = softmax over j. h_i is the input of the layer; u, v, W_P and the s
 Positions j count from 0 at the sentence's first real token, whichever side the padding is on; with a memory of earlier
 segments, from the start of the stream.
 
-The thesis writes one gate for all heads and p_{i−j}; its code has a gate a head and p_{j−i}. The sign matters here,
-because p_j and p_{j−i} share W_P.
+The thesis writes one gate for all heads, p_{i−j} and no scale; its code has a gate a head, p_{j−i} and a scale. The
+sign matters here, because p_j and p_{j−i} share W_P.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ appendix C.3).
 
 p is a sinusoid over the signed distance j − i, as wide as the model; W_P projects it to the heads; u and v are learned,
 one vector a head, zero at the start. In the encoder both signs occur (the symmetric form), in the decoder only j ≤ i.
-The thesis writes p_{i−j}, its code uses j − i: for this attention the two are the same up to the signs of learned
-weights. Cross-attention has no positions in the references, so this kind does not serve there.
+The thesis writes p_{i−j} and 1/√d_model, its code uses j − i and 1/√d_head. For this attention, the two orders of i and
+j are the same up to the signs of learned weights. Cross-attention has no positions in the references, so this kind does
+not serve there.
 
 The operator ``relative_attention`` has all of it, in several implementations, except returned weights, a window, and
 distances that are not 1 apart. There the operator ``relative_logits`` makes a bias.

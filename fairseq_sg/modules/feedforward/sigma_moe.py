@@ -5,7 +5,7 @@
     L = γ Σ_e p[e] log p[e],  p = mean of softmax(W₃ x) over the batch         (7.19, 7.20)
 
 Its ablations in table 7.4 are options: ``--moe-selection softmax_before_topk`` (s = softmax(W₃ x), as they come) and
-``softmax_after_topk`` (softmax of the chosen K alone, "renom."), ``--moe-init standard``, ``--moe-regularization 0``,
+``softmax_after_topk`` (softmax of the chosen K alone, "renorm."), ``--moe-init standard``, ``--moe-regularization 0``,
 ``--moe-expert-dropout 0``, ``--moe-dropout``.
 """
 

@@ -8,14 +8,16 @@
 A column whose gate is closed keeps its state bit for bit, and waits until there is something to compute. The last bias
 of FFN_gate starts at −3, so that gates start nearly closed.
 
-The released code differs from the text in these points:
+Its variants:
 
-- in training, the gate of a whole column is closed with probability ``--copy-gate-dropout`` in each application;
-- the new content is tanh(FFN_data(a)) where the attention is not geometric (``--copy-gate-content tanh``);
-- in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a) (``residual``), and both feedforward layers have GELU
-  (``--ffn-activation gelu``) and no dropout;
-- the last matrix of FFN_data starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for ``residual``, and with
-  PyTorch's default for ``tanh``.
+- the new content is tanh(FFN_data(a)) where the attention is not geometric (D.3.3; ``--copy-gate-content tanh``);
+- in CTL++ (Csordás et al. 2022b) it is LN(FFN_data(a) + a) (E.2; ``residual``), and both feedforward layers have GELU
+  (E.1; ``--ffn-activation gelu``) and no dropout; the text says so of FFN_data;
+- in training, the gate of a whole column is closed with probability ``--copy-gate-dropout`` in each application; the
+  text names it for CTL++ alone (E.1.2), the released code has it in chapter 5, too.
+
+In the released code, the last matrix of FFN_data starts Glorot uniform, with gain 5/3 for ``layer_norm`` and 1 for
+``residual``, and with PyTorch's default for ``tanh``.
 """
 
 from __future__ import annotations
