@@ -30,10 +30,11 @@ def signs(*shape: int) -> Tensor:
     return torch.randint(0, 2, shape).double() * 2 - 1
 
 
-def blur(noise: float, length: int, sharpened: bool, draws: int) -> list[float]:
+def blur(noise: float, length: int, sharpened: bool, draws: int) -> tuple[list[float], list[float]]:
     """Cells 0, 1, … are written with weights (1 − η) · one-hot + η · noise, then links are followed from cell 0.
 
-    Returns the weight on the right cell after every step, as a mean over draws.
+    Returns the weight on the right cell after every step, and its share of all weights, which sum to less than 1
+    without sharpness; both as means over draws.
     """
     uniform = torch.distributions.Dirichlet(torch.ones(CELLS, dtype=torch.float64))
     links, precedence = torch.zeros(draws, CELLS, CELLS).double(), torch.zeros(draws, CELLS).double()
@@ -43,11 +44,12 @@ def blur(noise: float, length: int, sharpened: bool, draws: int) -> list[float]:
     at = torch.zeros(draws, 1, CELLS).double()
     at[:, :, 0] = 1.0
     power = torch.full((draws, 1), SHARPNESS, dtype=torch.float64)
-    found = []
+    weights, shares = [], []
     for cell in range(1, length):
         at, _ = ops.follow(links, at, *((power, power) if sharpened else ()))
-        found.append(at[:, 0, cell].mean().item())
-    return found
+        weights.append(at[:, 0, cell].mean().item())
+        shares.append((at[:, 0, cell] / at[:, 0].sum(1)).mean().item())
+    return weights, shares
 
 
 def alias(kept: float | None, draws: int, bits: int = 8) -> tuple[float, float, float]:
@@ -90,11 +92,11 @@ def look_up(key_bits: int, value_bits: int, masked: bool, silent: bool, draws: i
 def tables(draws: int) -> Iterator[str]:
     """The lines of all three tables."""
     yield f"sharpness: weight on the right cell of {CELLS}, after the first step and after the last one"
-    yield f"{'noise':>7}{'cells written':>15}{'plain':>15}{f'S, s = {SHARPNESS:g}':>15}"
+    yield f"{'noise':>7}{'cells written':>15}{'plain':>15}{'its share':>15}{f'S, s = {SHARPNESS:g}':>15}"
     for noise in (0.05, 0.1):
         for length in (8, 14):
-            plain, sharp = (blur(noise, length, how, draws) for how in (False, True))
-            cells = "".join(f"{f'{x[0]:.2f} … {x[-1]:.2f}':>15}" for x in (plain, sharp))
+            (plain, share), (sharp, _) = (blur(noise, length, how, draws) for how in (False, True))
+            cells = "".join(f"{f'{x[0]:.2f} … {x[-1]:.2f}':>15}" for x in (plain, share, sharp))
             yield f"{noise:7}{length:15}{cells}"
     yield ""
     yield "de-allocation: one key with two values, of which the first was freed"

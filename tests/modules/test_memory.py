@@ -140,6 +140,22 @@ def test_interface():
         assert weight.abs().max() <= bound and weight.abs().max() > 0.9 * bound
 
 
+def test_the_floor_of_masks_keeps_keys_trained():
+    """Where masks are shut, keys have no gradient, but for the floor δ."""
+
+    def of_keys(floor: float) -> Tensor:
+        torch.manual_seed(0)
+        model = shaken(make(mask_floor=floor, clamp=0.0))
+        torch.nn.init.constant_(model.interface.masks.bias, -1e3)
+        x = torch.randn(2, 3, 3, dtype=torch.float64)
+        model(x, in_use(model, x))[0].square().sum().backward()
+        width = model.interface.width
+        return model.interface.plain.weight.grad[: width * (1 + model.interface.heads)]  # keys of the write and reads
+
+    assert (of_keys(0.0) == 0).all()
+    assert (of_keys(0.1).abs().amax(1) > 1e-8).all()
+
+
 def test_a_plain_checkpoint_is_a_part_of_every_variant():
     plain = make((False, False, False)).state_dict()
     for variant in VARIANTS:
