@@ -176,10 +176,12 @@ def _check_validation(cfg) -> None:
     """Raises UsageError for a validation of a task of ours whose log lines are those of the training."""
     data = cfg.dataset
     ours = is_our_task(getattr(cfg.task, "_name", None))
-    if ours and not data.disable_validation and data.train_subset in data.valid_subset.split(","):
+    # fairseq logs a training as "train" and "train_inner", whatever its subset is called.
+    alike = [name for name in data.valid_subset.split(",") if name in ("train", "train_inner", data.train_subset)]
+    if ours and not data.disable_validation and alike:
         raise UsageError(
-            f"--valid-subset has {data.train_subset}, whose log lines would look like those of the training: leave it "
-            f"out, and run fairseq-validate --valid-subset {data.train_subset} on a checkpoint"
+            f"--valid-subset has {alike[0]}, whose log lines would look like those of the training: leave it "
+            f"out, and run fairseq-validate --valid-subset {alike[0]} on a checkpoint"
         )
 
 

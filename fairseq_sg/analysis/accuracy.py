@@ -109,8 +109,8 @@ def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple
     if loaded.labels_words:
         return loaded.task.right(logits, target), loaded.task.asked(target)
     if not loaded.has_decoder:
-        right = logits.argmax(-1, keepdim=True) == loaded.task.classes(target)[:, None]
-        return right, torch.ones_like(right)
+        right = (logits.argmax(-1) == loaded.task.classes(target)) & ~logits.isnan().any(-1)
+        return right[:, None], torch.ones_like(right[:, None])
     dictionary = loaded.task.target_dictionary
     logits, target, _ = scored(loaded.task, logits, batch)
     real = target.ne(dictionary.pad())

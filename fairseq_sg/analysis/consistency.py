@@ -175,7 +175,8 @@ def answers(loaded: Loaded, sources: Sequence[str], args: argparse.Namespace) ->
     longest = utils.resolve_max_positions(task.max_positions(), model.max_positions())[0]
     dataset = task.build_dataset_for_inference(tokens, list(map(len, tokens)))
     fitting = int((dataset.src_sizes <= longest).sum())
-    limit = args.max_len or (loaded.longest_target or 201) - 1
+    # One word more than the longest target, end symbol included: an output that is cut there is wrong.
+    limit = args.max_len or loaded.longest_target or 200
     generator = task.build_generator([model], GenerationConfig(beam=1, min_len=1, max_len_a=0, max_len_b=limit))
     found = dict.fromkeys(lines, "")
     for batch in loaded.batches(dataset, args.batch_size, fitting):

@@ -39,5 +39,5 @@ class Classification(SGCriterion):
         loss = nll
         if self.label_smoothing > 0:
             loss = F.cross_entropy(logits, classes, reduction="sum", label_smoothing=self.label_smoothing)
-        right = logits.detach().argmax(-1).eq(classes)
+        right = logits.detach().argmax(-1).eq(classes) & ~logits.isnan().any(-1)
         return Score(loss, nll, right, classes.size(0))

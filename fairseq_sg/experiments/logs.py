@@ -1,11 +1,13 @@
 """What the logs of a run say: curves, divergence, the checkpoint that is evaluated, and the numbers of its evaluation.
 
-fairseq writes JSON lines (``--log-format json``). A resumed training appends to its log, so it has one curve.
+fairseq writes JSON lines (``--log-format json``). A resumed training appends to its log, so it has one curve. What was
+logged before a start without a checkpoint is of a training that was given up, and is left out.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import math
@@ -20,6 +22,8 @@ from fairseq_sg.experiments.run import Run
 
 logger = logging.getLogger(__name__)
 _LOG_LINE = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")
+#: fairseq's message at the start of a training that is not resumed.
+_FROM_SCRATCH = "| INFO | fairseq.trainer | No existing checkpoint found "
 #: A training with this accuracy in percent on some subset has learned something …
 LEARNT = 10.0
 #: … and has collapsed if its accuracy is 0 on all subsets in this many successive evaluations.
@@ -32,6 +36,8 @@ def events(log: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for number, line in enumerate(log.read_text(errors="replace").splitlines(), start=1):
+        if _FROM_SCRATCH in line:
+            found.clear()
         match = _LOG_LINE.search(line)
         if match:
             try:
@@ -86,9 +92,13 @@ def _has(point: dict[str, float], subset: str) -> bool:
 
 
 def complete(run: Run, points: list[dict[str, float]]) -> list[dict[str, float]]:
-    """The points of a curve that have every subset of the training: the recipe may have got more since then."""
+    """The points of a curve up to the last one with every subset of the training.
+
+    The recipe may have got more subsets since the first ones, and since the training.
+    """
     there = [subset for subset in run.subsets if any(_has(point, subset) for point in points)]
-    return [point for point in points if all(_has(point, subset) for subset in there)]
+    whole = [number for number, point in enumerate(points, 1) if all(_has(point, subset) for subset in there)]
+    return points[: max(whole, default=0)]
 
 
 def divergence(run: Run, finished: bool) -> dict[str, Any] | None:
@@ -109,7 +119,7 @@ def divergence(run: Run, finished: bool) -> dict[str, Any] | None:
         return {"step": position(run)["step"], "why": "a gradient is not finite (FloatingPointError)"}
     points = [point for point in curve(run) if all(subset in point for subset in run.subsets)]
     best = [max(point[subset] for subset in run.subsets) for point in points]
-    zeros = len(best) - next((i + 1 for i in range(len(best) - 1, -1, -1) if best[i] > 0), 0)
+    zeros = sum(1 for _ in itertools.takewhile(lambda accuracy: not accuracy > 0, reversed(best)))
     if zeros >= (1 if finished else EVALUATIONS_AT_ZERO) and max(best) >= LEARNT:
         fell = points[len(points) - zeros]["step"]
         return {

@@ -209,13 +209,15 @@ def read_all(folder: Path) -> dict[str, Results]:
 
 
 def overview(files: dict[str, Results]) -> Iterator[tuple[Recipe, int, dict[str, Results], int]]:
-    """Every recipe and variant: the number of its trainings, its results files, and how many trainings are in them."""
+    """Every recipe and variant: the number of its trainings, its results files, and how many of these trainings they
+    have, each of them once and with all its steps.
+    """
     for name in recipe.names():
         for variant in ("", *recipe.variants(recipe.find(name))):
             table = recipe.read(recipe.find(name), variant)
             planned = sum(len(table.data_of(row)) for row in table.trained) * table.seeds
             here = {key: found for key, found in files.items() if found.recipe.full_name == table.full_name}
-            yield table, planned, here, sum(found.done for found in here.values())
+            yield table, planned, here, len({key for found in here.values() for key in found.full})
 
 
 def _anchor(title: str) -> str:
@@ -309,6 +311,9 @@ def _difference(found: list[report.Place], text: str, paired: bool) -> str:
     a, b = (line.cells[column] for _, line, column in found)
     if any(recipe.statistic == "median" for recipe, *_ in found):
         raise UsageError(f"{QUESTIONS}: {text}: a median has no interval")
+    one, other = ((recipe.columns[column].metric, recipe.unit) for recipe, _, column in found)
+    if one != other:
+        raise UsageError(f"{QUESTIONS}: {text} has {' in '.join(one)} and {' in '.join(other)}, which are not alike")
     if paired and a.seeds != b.seeds:
         raise UsageError(f"{QUESTIONS}: {text} has the seeds {a.seeds} and {b.seeds}, and pairs need equal ones")
     return report.difference(*found, paired)[0]

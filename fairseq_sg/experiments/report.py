@@ -436,6 +436,8 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
                 continue
             if not line.cells[key].values or not other.cells[key].values:
                 continue
+            if isinstance(a.recipe.columns[key].at, int) and a.steps_scale != b.steps_scale:
+                continue  # they are numbers of different steps
             text, around = difference((b.recipe, other, key), (a.recipe, line, key))
             clear = "–" if around is None else "no" if around[0] <= 0 <= around[1] else "yes"
             numbers = [cell_text(a.recipe, of, key) for of in (line, other)]

@@ -7,6 +7,7 @@ its result with all curves.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,11 @@ class Results:
     def done(self) -> int:
         """The number of finished trainings."""
         return sum(map(self.finished, self.records))
+
+    @property
+    def full(self) -> set[tuple[str, str, int]]:
+        """Row, data and seed of the finished trainings with all steps of the recipe."""
+        return {_key(record) for record in self.records if self.steps_scale == 1 and self.finished(record)}
 
     @property
     def made(self) -> int:
@@ -204,7 +210,7 @@ def merged(before: Results, now: Results, path: Path) -> Results:
     """``now`` with the trainings of an earlier file that it does not have, or has not got as far with.
 
     So the rows of one table may be trained at different times and places. A finished training is never replaced by an
-    unfinished one.
+    unfinished one; of two finished ones, that of ``now`` is taken, whether it diverged or not.
 
     Raises:
         UsageError: the earlier file has other data, mechanisms, arguments, steps, or another evaluation.
@@ -265,9 +271,9 @@ def _key(record: Record) -> tuple[str, str, int]:
     return record["row"], record["data"], record["seed"]
 
 
-def _progress(results: Results, record: Record) -> tuple[bool, int]:
-    # A training that collapsed has diverged at a step before those that it had made.
-    return results.finished(record), _reached(record)
+def _progress(results: Results, record: Record) -> float:
+    """How far a training has got: the steps that it has made, or infinitely far if it is finished."""
+    return math.inf if results.finished(record) else _reached(record)
 
 
 def _reached(record: Record) -> int:

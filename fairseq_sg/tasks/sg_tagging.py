@@ -141,12 +141,15 @@ class SGTaggingTask(SGTranslationTask):
         return F.binary_cross_entropy_with_logits(logits, bits, reduction="none").sum(-1)
 
     def right(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Whether there is a label and it is right: all its bits are, or it has the highest logit; bool (B, N)."""
+        """Whether there is a label and it is right: all its bits are, or it has the highest logit; bool (B, N).
+
+        Logits that are NaN, which have a highest one and bits of 0, are never right.
+        """
         if self.target_bits is None:
             found = logits.argmax(-1).eq(target - self.target_dictionary.nspecial)
         else:
             found = (logits > 0).eq(self.bits_on(logits.device)[target] > 0.5).all(-1)
-        return found & self.asked(target)
+        return found & self.asked(target) & ~logits.isnan().any(-1)
 
     def words_of(self, logits: Tensor, target: Tensor | None = None) -> list[str]:
         """The labels that logits (N, K) are: words, or bits where no word has them.

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("fairseq")
 
 import numpy as np
+import torch
 
 import fairseq_sg
 from data_prep.corpus import Subset
@@ -242,6 +243,18 @@ def test_answers_are_those_of_the_generator_for_every_source_alone(saved_model):
     longest = "append A1 A2 B1 , B2 C1 C2 A1 A1"
     expected += [*said_by(saved, [longest]), ""]
     assert consistency.answers(load(saved), [*sources, longest, f"{longest} A2"], ARGS) == expected
+
+
+def test_an_output_that_does_not_end_is_longer_than_any_target(saved_model, monkeypatch):
+    loaded = load(saved_model[0])
+    monkeypatch.setattr(loaded.model, "get_normalized_probs", lambda output, **_: never_ending(output[0]))
+    (said,) = consistency.answers(loaded, ["copy A1"], Namespace(**vars(ARGS) | {"max_len": None}))
+    assert len(said.split()) == loaded.longest_target  # with its end symbol, the longest target is shorter
+
+
+def never_ending(logits: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities that prefer a word to the end symbol."""
+    return torch.full_like(logits, -5.0).index_fill_(-1, torch.tensor([5]), -0.1)
 
 
 def test_localism_of_a_model(saved_model, tmp_path, capsys):

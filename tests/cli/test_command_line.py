@@ -215,6 +215,8 @@ VALUES = {
     "valid1 and so on, and --valid-subset is valid,gen: leave one of the two out",
     "--valid-subset valid,train": "--valid-subset has train, whose log lines would look like those of the training: "
     "leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
+    "--train-subset gen --valid-subset valid,train": "--valid-subset has train, whose log lines would look like those "
+    "of the training: leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
     "--patience -5": "--patience is -5: choose -1 or more",
     "--log-file no/folder/log": "--log-file no/folder/log: there is no folder no/folder: make it first",
 }

@@ -76,6 +76,13 @@ def test_loss_is_torch_s_mean_over_sentences(epsilon, sentence_avg):
     )
 
 
+def test_what_is_not_a_number_is_not_right():
+    logits = LOGITS.clone()
+    logits[0] = math.nan  # its largest is class 0, which is the right one
+    assert criterion()(answers(logits), batch())[2]["n_exact"] == 1
+    assert criterion()(answers(), batch())[2]["n_exact"] == 2
+
+
 def test_half_precision_logits_are_summed_in_float32():
     logits = (torch.randn(4000, 3) * 4).half()
     target = torch.randint(SPECIALS, SPECIALS + 3, (4000, 2))

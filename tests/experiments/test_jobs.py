@@ -713,6 +713,29 @@ def test_further_decodings_have_their_own_output(tmp_path):
     assert [command[command.index("--gen-subset") + 1] for command in commands] == ["gen", "gen", "valid", "gen"]
 
 
+def test_a_training_that_was_given_up_before_its_first_checkpoint_leaves_no_numbers(tmp_path):
+    given_up = inner(30, loss="nan") + evaluated(30, 90.0, 90.0)
+    started = "$ fairseq-train a\n"
+    again = f"{STAMP} | fairseq.trainer | No existing checkpoint found x.pt\n{evaluated(20, 10.0, 1.0)}"
+    run = make_run(tmp_path, started + given_up + started + again)
+    assert [(point["step"], point["valid"]) for point in logs.curve(run)] == [(20, 10.0)]
+    assert logs.divergence(run, finished=False) is None
+    resumed = f"{STAMP} | fairseq.trainer | Loaded checkpoint x.pt (epoch 1 @ 20 updates)\n{evaluated(40, 20.0, 2.0)}"
+    run = make_run(tmp_path, run.log.read_text() + started + resumed)
+    assert [point["step"] for point in logs.curve(run)] == [20, 40]
+
+
+def test_the_best_checkpoint_may_be_older_than_a_subset_of_the_recipe(tmp_path):
+    """It was evaluated on the first subset alone."""
+    log = of_subset("valid", 10, 99.0) + evaluated(20, 50.0, 5.0) + evaluated(30, 60.0, 6.0) + of_subset("valid", 40, 0)
+    run = make_run(tmp_path, log, best=True)
+    partial = logs.partial_result(run)
+    assert (partial["steps"], partial["checkpoint_step"], partial["accuracy"]) == (30, 10, {"valid": 99.0})
+    (tmp_path / "validate.log").write_text(evaluated(10, 99.0, 4.0))
+    found = logs.result(run)
+    assert (found["checkpoint_step"], found["accuracy"]) == (10, {"valid": 99.0, "gen": 4.0})
+
+
 def test_latest_of_the_best_is_selected(tmp_path):
     points = [{"step": s, "dev": dev, "gen": gen} for s, dev, gen in ((1, 50, 9), (2, 70, 1), (3, 70, 2), (4, 60, 3))]
     assert chosen(points, "accuracy", "dev", True)["step"] == 3

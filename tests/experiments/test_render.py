@@ -172,6 +172,14 @@ def test_the_page_of_questions(asked):
     ]
 
 
+def test_trainings_count_once_and_with_all_their_steps(asked):
+    content = json.loads((asked / "park.json").read_text())
+    (asked / "twice.json").write_text(json.dumps(content))
+    (asked / "scaled.json").write_text(json.dumps(content | {"steps_scale": 0.5}))
+    found = {table.full_name: (len(here), done) for table, _, here, done in render.overview(render.read_all(asked))}
+    assert found["park_kim_table_4"] == (3, 1)
+
+
 def test_a_table_of_some_of_the_data(asked):
     """Two data have a column of their own; one of them has none."""
     path = asked / f"{NAME}.json"
@@ -252,6 +260,8 @@ def test_differences_with_their_intervals(asked):
     ]
     content["records"] = [record for record in content["records"] if record["row"] != "linear-l2" or "result" in record]
     path.write_text(json.dumps(content))
+    of_shares = content["recipe"] | {"unit": "fraction"}
+    (asked / "share.json").write_text(json.dumps(content | {"recipe": of_shares}))
 
     def filled(place: str) -> str:
         (asked / render.QUESTIONS).write_text(QUESTIONS.replace("{park/linear/scan26/OOD}", f"{{{place}}}"))
@@ -270,6 +280,7 @@ def test_differences_with_their_intervals(asked):
         (f"{one} - {other} - {alone}", "must be {NAME/ROW/DATA/COLUMN}, {A - B} or {A - B, paired} of such"),
         (f"{one} - park/linear", "must be {NAME/ROW/DATA/COLUMN}"),
         (f"{one} - {alone}, paired", "has the seeds [1, 2] and [1], and pairs need equal ones"),
+        (f"{one} - share/linear/scan26/OOD", "has accuracy in percent and accuracy in fraction, which are not alike"),
     ):
         with pytest.raises(UsageError) as error:
             filled(place)

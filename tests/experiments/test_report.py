@@ -504,6 +504,17 @@ def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
     assert row[3:5] == [f"10.0 ({steps:,} steps)", "14.0 (5,000 steps)"]
 
 
+def test_numbers_at_a_step_are_compared_where_it_is_the_same_step(recipe):
+    columns = recipe.columns | {"OOD-20": replace(recipe.columns["OOD"], at=20)}
+    recipe, curve = replace(recipe, columns=columns), points((10, 5, 90, 10), (20, 5, 90, 20))
+    found = {scale: of_seeds(recipe, good=[20.0]) for scale in (1.0, 0.5)}
+    for scale, results in found.items():
+        results.records[0]["result"] |= {"curve": curve}
+        found[scale] = replace(results, steps_scale=scale)
+    assert "OOD-20" in [row[2] for row in report.compare(found[1.0], found[1.0], ("one", "other"))]
+    assert "OOD-20" not in [row[2] for row in report.compare(found[1.0], found[0.5], ("one", "other"))]
+
+
 def test_medians_have_no_interval(recipe):
     one, other = (
         replace(of_seeds(recipe, good=values), recipe=replace(recipe, statistic="median"))

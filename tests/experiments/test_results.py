@@ -349,6 +349,8 @@ def test_rows_trained_at_different_times_unite(now, tmp_path):
         ({"gen": 1.0, "steps": 20}, {"gen": 2.0, "steps": 40}, {"gen": 2.0, "steps": 40}),
         ({"diverged": {"step": 30}}, {"gen": 2.0, "steps": 20}, {"diverged": {"step": 30}}),
         ({"diverged": {"step": 0}}, {}, {"diverged": {"step": 0}}),
+        ({"gen": 1.0, "steps": 40}, {"diverged": {"step": 30}}, {"diverged": {"step": 30}}),
+        ({"diverged": {"step": 30}}, {"gen": 2.0, "steps": 40}, {"gen": 2.0, "steps": 40}),
         ({"failed": "training"}, {}, {}),
     ],
 )

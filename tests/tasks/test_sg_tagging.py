@@ -76,6 +76,8 @@ def test_labels_of_bits_and_of_words(words):
             logits[0, 2] = logits[0, 0]
         assert built.asked(target).tolist() == [[False, True, True, False]]
         assert built.right(logits, target).tolist() == [[False, True, False, False]]
+        zeros = torch.tensor([[built.target_dictionary.index("000")]])  # the label of NaN
+        assert not built.right(torch.full((1, 1, size), torch.nan), zeros).any()
         nll = built.nll(logits, target)
         expected = {
             "bits": torch.tensor([1.0, 2, 3, 4]).neg().exp().log1p().sum(),
