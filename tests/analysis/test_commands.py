@@ -345,7 +345,10 @@ def of_right(right: list[int]) -> Result:
     right, groups = np.array(right, dtype=bool), np.array([2, 2, 3])
     table = accuracy.tabulate(right, groups, None)
     subset = {"sentences": 3, "right": int(right.sum()), "targets": "x", "groups": table}
-    return Result({"gen.right": right, "gen.group": groups}, {"by": "target_length", "subsets": {"gen": subset}})
+    return Result(
+        {"gen.right": right, "gen.group": groups},
+        {"examples": "sentences", "by": "target_length", "subsets": {"gen": subset}},
+    )
 
 
 def test_a_comparison_has_every_seed_and_their_means():
