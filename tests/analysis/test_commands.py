@@ -345,10 +345,8 @@ def of_right(right: list[int]) -> Result:
     right, groups = np.array(right, dtype=bool), np.array([2, 2, 3])
     table = accuracy.tabulate(right, groups, None)
     subset = {"sentences": 3, "right": int(right.sum()), "targets": "x", "groups": table}
-    return Result(
-        {"gen.right": right, "gen.group": groups},
-        {"examples": "sentences", "by": "target_length", "subsets": {"gen": subset}},
-    )
+    facts = {"examples": "sentences", "by": "target_length", "subsets": {"gen": subset}}
+    return Result({"gen.right": right, "gen.group": groups}, facts)
 
 
 def test_a_comparison_has_every_seed_and_their_means():
@@ -424,7 +422,7 @@ def test_what_cannot_be_compared(words, message, saved, tmp_path, capsys):
 def test_models_of_other_data_are_not_compared():
     def result(targets="one", **facts):
         subset = {"sentences": 2, "right": 1, "targets": targets, "groups": {"3": {"sentences": 2, "accuracy": 50.0}}}
-        facts = {"by": "target_length", "subsets": {"gen": subset}, **facts}
+        facts = {"examples": "sentences", "by": "target_length", "subsets": {"gen": subset}, **facts}
         return Result({"gen.right": np.array([True, False])}, facts)
 
     here = result(training=[1, 9])
