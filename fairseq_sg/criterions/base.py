@@ -313,7 +313,7 @@ class SGCriterion(LayerLosses):
         """
         logits, extra = self._outputs(model, sample["net_input"])
         loss, nll, right, predictions, tokens_right, of_each = self.score(logits, sample)
-        sentences = right.size(0)
+        sentences = sample.get("nsentences", right.size(0))
         sample_size = sentences if self.sentence_avg else predictions
         logs: dict[str, Any] = {
             "nll_loss": nll.detach(),

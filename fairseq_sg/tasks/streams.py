@@ -107,7 +107,7 @@ class Streams(FairseqDataset):
             target[row, : lengths[row]] = sample["target"]
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
+            "nsentences": sum(map(bool, lengths)),  # the last batches may have rows without a token
             "ntokens": sum(lengths),
             "net_input": {"src_tokens": source, "src_lengths": torch.tensor(lengths)},
             "target": target,

@@ -273,12 +273,12 @@ def test_accuracy_counts_sentences_with_every_token_and_the_end_right(target, pr
     assert aggregator["token_accuracy"].avg == pytest.approx(100 * tokens / 9)
 
 
-def test_a_row_without_a_token_is_not_right():
+def test_a_row_without_a_token_is_neither_right_nor_wrong():
     """The last batch of a text may have such rows."""
     target = torch.tensor([[4, 5, 6], [PAD, PAD, PAD]])
-    batch = {"net_input": {}, "target": target, "ntokens": 3}
+    batch = {"net_input": {}, "target": target, "ntokens": 3, "nsentences": 1}
     _, _, logs = criterion()(lambda: (logits_for(target, target), {}), batch)
-    assert (logs["n_exact"].item(), logs["n_tokens_right"].item()) == (1, 3)
+    assert (logs["n_exact"].item(), logs["n_tokens_right"].item(), logs["nsentences"]) == (1, 3, 1)
 
 
 def test_accuracy_never_predicts_padding_and_leaves_the_loss_alone():

@@ -111,7 +111,7 @@ def test_calls_are_weighed_by_their_labels(folder):
     task.breakdown.types, task.breakdown.reports = ["a"], {"a": [0]}
     logs = []
     for row in range(2):
-        batch = sample(task, type=torch.tensor([0]))
+        batch = sample(task, type=torch.tensor([0]), nsentences=1)
         batch["target"] = batch["target"][row : row + 1]
         logs.append(run(task, criterion, logits[row : row + 1], batch)[2])
     with metrics.aggregate() as logged:
