@@ -31,6 +31,7 @@ from fairseq_sg.analysis import plots
 from fairseq_sg.analysis.checkpoint import Loaded
 from fairseq_sg.analysis.options import add_batches
 from fairseq_sg.analysis.result import Result
+from fairseq_sg.criterions.classification import is_right
 from fairseq_sg.criterions.cross_entropy_orthogonality import best
 from fairseq_sg.criterions.oracle_length import scored
 from fairseq_sg.errors import UsageError
@@ -45,6 +46,8 @@ BY = {"source_length": "{unit} in the source", "target_length": "{unit} in the t
 
 #: The kinds of models that are accepted.
 KINDS = ("words", "images")
+#: Facts that compared models share.
+DATA = ("by", "examples", "length_unit", "types")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,8 +112,8 @@ def right_tokens(loaded: Loaded, logits: Tensor, batch: dict[str, Any]) -> tuple
     if loaded.labels_words:
         return loaded.task.right(logits, target), loaded.task.asked(target)
     if not loaded.has_decoder:
-        right = (logits.argmax(-1) == loaded.task.classes(target)) & ~logits.isnan().any(-1)
-        return right[:, None], torch.ones_like(right[:, None])
+        right = is_right(logits, loaded.task.classes(target))[:, None]
+        return right, torch.ones_like(right)
     dictionary = loaded.task.target_dictionary
     logits, target, _ = scored(loaded.task, logits, batch)
     real = target.ne(dictionary.pad())
@@ -173,8 +176,7 @@ def combine(measured: Mapping[str, Sequence[Result]]) -> Result:
     for model, seeds in measured.items():
         subsets: dict[str, dict[str, list[float]]] = {}
         for number, result in enumerate(seeds, 1):
-            names = ("by", "examples", "length_unit", "types")
-            common = {name: result.facts[name] for name in names if name in result.facts}
+            common = {name: result.facts[name] for name in DATA if name in result.facts}
             common["sentences"] = sentences_of(result.facts["subsets"])
             # Unknown where the folder of the training is gone.
             trained = result.facts.get("training", training)

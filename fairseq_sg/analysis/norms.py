@@ -71,10 +71,10 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
                     side = SIDES[role][name.startswith("key")]
                     parts[f"{role}.step{step}.{name}"].append(norms.transpose(0, 1)[:, real[side]].float().cpu())
     arrays = {name: torch.cat(values, dim=1).numpy() for name, values in parts.items()}
-    of = f"{min(args.limit, len(dataset))} {loaded.examples} of {args.subset}"
-    facts = {"subset": args.subset, "sentences": min(args.limit, len(dataset)), "of": of, "steps": steps}
+    number = min(args.limit, len(dataset))
+    facts = {"subset": args.subset, "sentences": number, "examples": loaded.examples, "steps": steps}
     result = Result(arrays, facts | {"norms": {name: describe(norms) for name, norms in arrays.items()}})
-    result.summary.append(f"{of}; mean norm of all heads at each step")
+    result.summary.append(f"{number} {loaded.examples} of {args.subset}; mean norm of all heads at each step")
     for role, count in steps.items():
         for name in names_of(result, role):
             found = (arrays.get(f"{role}.step{step}.{name}") for step in range(1, count + 1))
@@ -122,7 +122,5 @@ def draw(result: Result, args: argparse.Namespace) -> dict[str, Figure]:
         labels = [f"norm of {PLAIN[what]}\n{PLAIN[stage]}" for what, stage in (name.split(".") for name in names)]
         grids[role] = panels, titles, labels
     plots.announce(sum(plots.count(panels) for panels, *_ in grids.values()), "box plots")
-    return {
-        role: plots.boxes(*grid, "head", f"{LABELS[role].heading}: {result.facts['of']}")
-        for role, grid in grids.items()
-    }
+    of = f"{result.facts['sentences']} {result.facts['examples']} of {result.facts['subset']}"
+    return {role: plots.boxes(*grid, "head", f"{LABELS[role].heading}: {of}") for role, grid in grids.items()}

@@ -39,5 +39,9 @@ class Classification(SGCriterion):
         loss = nll
         if self.label_smoothing > 0:
             loss = F.cross_entropy(logits, classes, reduction="sum", label_smoothing=self.label_smoothing)
-        right = logits.detach().argmax(-1).eq(classes) & ~logits.isnan().any(-1)
-        return Score(loss, nll, right, classes.size(0))
+        return Score(loss, nll, is_right(logits.detach(), classes), classes.size(0))
+
+
+def is_right(logits: Tensor, classes: Tensor) -> Tensor:
+    """Whether the class has the highest logit, (B,) bool. Logits (B, K) that are NaN, whose first is it, never are."""
+    return logits.argmax(-1).eq(classes) & ~logits.isnan().any(-1)
