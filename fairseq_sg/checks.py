@@ -156,6 +156,8 @@ def _check_phases(schedule, updates: float) -> None:
 
 def _check_what_ends_early(cfg) -> None:
     """Raises UsageError for options with which fairseq ends without a training, or at its first validation."""
+    import torch
+
     if cfg.common.log_file is not None:
         folder = os.path.dirname(cfg.common.log_file)
         if folder and not os.path.isdir(folder):
@@ -165,6 +167,10 @@ def _check_what_ends_early(cfg) -> None:
             "--write-checkpoints-asynchronously needs iopath, and fairseq trains nothing without it: pip install "
             "iopath, or leave the option out"
         )
+    if cfg.common.profile and not torch.cuda.is_available():
+        raise UsageError("--profile measures a GPU, and there is none: leave it out")
+    if cfg.common.tpu:
+        raise UsageError("--tpu: fairseq_sg trains on GPUs and CPUs only: leave it out")
     if cfg.dataset.combine_valid_subsets and cfg.dataset.valid_subset != "valid":
         raise UsageError(
             "--combine-valid-subsets makes one subset, valid, of valid, valid1 and so on, and --valid-subset is "
@@ -173,8 +179,13 @@ def _check_what_ends_early(cfg) -> None:
 
 
 def _check_validation(cfg) -> None:
-    """Raises UsageError for a validation of a task of ours whose log lines are those of the training."""
+    """Raises UsageError for options of evaluations that have no effect, and for a validation of a task of ours whose
+    log lines are those of the training."""
     data = cfg.dataset
+    if data.disable_validation and cfg.checkpoint.patience > 0:
+        raise UsageError("--patience counts validations, and --disable-validation leaves them out: give one of the two")
+    if data.num_shards > 1 or data.shard_id > 0:
+        raise UsageError("--num-shards and --shard-id split an evaluation, and a training ignores them: leave them out")
     ours = is_our_task(getattr(cfg.task, "_name", None))
     # fairseq logs a training as "train" and "train_inner", whatever its subset is called.
     alike = [name for name in data.valid_subset.split(",") if name in ("train", "train_inner", data.train_subset)]

@@ -6,8 +6,8 @@ checkpoint of ours.
 - A checkpoint that is cut off, of another model, task, criterion, optimizer, scheduler or data is refused in one line.
 - Changed options are named in a warning: weights that fit may still be of another mechanism. The new values hold, also
   those of the optimizer, whose state has the checkpoint's.
-- ``--patience`` counts validations across interruptions (``extra_state["patience"]``). With another metric, its count
-  and the best value start again.
+- ``--patience`` counts validations across interruptions (``extra_state["patience"]``). With another metric, or other
+  data, its count and the best value start again.
 - A training that has made all its updates, or has run out of patience, makes no further update. fairseq looks at both
   only after another update.
 """
@@ -71,10 +71,12 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
             last,
         )
     there: Any = {}
+    other_data = False
     if os.path.isfile(path):
         state = checkpoints.read(path)
         check(state, path, option == "--finetune-from-model", cfg, trainer)
         there = state.get("cfg") or {}
+        other_data = bool(trainer.task.other_data((state.get("task_state") or {}).get("trained_on")))
     try:
         extra_state, epochs = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -86,6 +88,12 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
             raise UsageError(f"{path}: {error}") from error
         if isinstance(error, RuntimeError) and "--reset-dataloader" in str(error):
             raise UsageError(_beyond_the_last(path)) from error
+        if "dataset is empty" in str(error):
+            raise UsageError(
+                "the training set has fewer samples than --required-batch-size-multiple "
+                f"{trainer.cfg.dataset.required_batch_size_multiple}, so it makes no batch: give "
+                "--required-batch-size-multiple 1"
+            ) from error
         raise
     if trainer.get_num_updates() == 0:
         # A fine-tuning that begins has taken no time, and fairseq counts that of the checkpoint.
@@ -94,7 +102,7 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
         keep_optimizers_options(cfg, trainer)
         # Where fairseq restores the best value.
         if not cfg.reset_meters:
-            go_on_choosing(extra_state, there, trainer.cfg)
+            go_on_choosing(extra_state, there, trainer.cfg, other_data)
     if reason := nothing_left(trainer):
         logger.info("nothing is left to train: %s", reason)
         return extra_state, AfterTheLast()
@@ -131,13 +139,13 @@ def keep_optimizers_options(cfg, trainer) -> None:
         trainer.lr_step_update()
 
 
-def go_on_choosing(extra_state: dict[str, Any], there, here) -> None:
+def go_on_choosing(extra_state: dict[str, Any], there, here, other_data: bool) -> None:
     """Restores the count of ``--patience``. Where the best checkpoint is chosen by something else than before, neither
     the count nor the best value goes on.
     """
     from fairseq import checkpoint_utils
 
-    before, now = measure(there), measure(here)
+    before, now = measure(there) + " of other data" * other_data, measure(here)
     if not there or before == now:
         vars(early_stopping()).update(extra_state.get("patience", {}))
     elif vars(checkpoint_utils.save_checkpoint).pop("best", None) is not None:

@@ -26,6 +26,10 @@ class Ours(SGTask):
 
     def __init__(self):
         self.checked = []
+        self.trained_on = {"requests": [{"cutoff": 8}]}
+
+    def other_data(self, trained_on):
+        return super().other_data(trained_on if isinstance(trained_on, dict) and "requests" in trained_on else None)
 
     def check_training(self, trainer):
         self.checked.append("training")
@@ -118,17 +122,18 @@ def test_patience_is_restored_where_the_best_value_is(updates, reset, expected, 
 
 
 @pytest.mark.parametrize(
-    "metric,largest,subsets,goes_on",
+    "metric,largest,subsets,cutoff,goes_on",
     [
-        ("accuracy", True, "valid,gen", True),
-        ("accuracy", True, "valid", True),
-        ("accuracy", True, "gen,valid", False),
-        ("token_accuracy", True, "valid", False),
-        ("loss", False, "valid", False),
+        ("accuracy", True, "valid,gen", 8, True),
+        ("accuracy", True, "valid", 8, True),
+        ("accuracy", True, "gen,valid", 8, False),
+        ("token_accuracy", True, "valid", 8, False),
+        ("loss", False, "valid", 8, False),
+        ("accuracy", True, "valid", 26, False),
     ],
 )
-def test_values_of_another_metric_do_not_count(
-    metric, largest, subsets, goes_on, tmp_path, running, caplog, monkeypatch
+def test_values_of_another_metric_or_of_other_data_do_not_count(
+    metric, largest, subsets, cutoff, goes_on, tmp_path, running, caplog, monkeypatch
 ):
     """Otherwise a token accuracy of 99 % would be better than every later accuracy."""
     from fairseq import checkpoint_utils
@@ -145,13 +150,18 @@ def test_values_of_another_metric_do_not_count(
         return {"patience": {"best": 99.0, "num_runs": 2}}, "epochs"
 
     groups = chosen("accuracy", True, "valid,gen")
-    torch.save({"model": {}, "cfg": groups, "last_optimizer_state": {}}, tmp_path / "checkpoint_last.pt")
+    state = {"model": {}, "cfg": groups, "last_optimizer_state": {}}
+    state["task_state"] = {"trained_on": {"requests": [{"cutoff": 8}]}}
+    torch.save(state, tmp_path / "checkpoint_last.pt")
     now = chosen(metric, largest, subsets)
     trainer = trainer_after(3, Ours(), now["checkpoint"])
+    trainer.task.trained_on = {"requests": [{"cutoff": cutoff}]}
     trainer.cfg.dataset = now["dataset"]
     resuming.begin(load, now["checkpoint"], trainer)
+    assert trainer.task.checked[-1] == (state["task_state"]["trained_on"], False)
     assert hasattr(save, "best") is hasattr(module.should_stop_early, "num_runs") is goes_on
-    assert ("the best checkpoint was that of the largest accuracy on valid, and is" in caplog.text) is not goes_on
+    before = "the largest accuracy on valid" + " of other data" * (cutoff != 8)
+    assert (f"the best checkpoint was that of {before}, and is" in caplog.text) is not goes_on
 
 
 def test_patience_is_kept_in_checkpoints_of_trainings_that_have_some(running):

@@ -141,8 +141,9 @@ def check_position(config) -> None:
         used |= not kind.brings_position or "indices" in kind.takes and gives_indices(config)
     if not used:
         names = " and ".join(sorted({kind.registered_name for _, kind in kinds}))
+        bring = "bring their" if " and " in names else "brings its"
         takes = position.indices_with and all("indices" in kind.takes for _, kind in kinds)
         raise UsageError(
-            f"--position {config.position} has no effect: {names} attention brings its own positions; leave the "
+            f"--position {config.position} has no effect: {names} attention {bring} own positions; leave the "
             f"option out{f', or give {position.indices_with}' if takes else ''}"
         )

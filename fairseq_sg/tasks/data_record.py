@@ -85,6 +85,10 @@ class DataRecord:
             "same"
         )
 
+    def other_data(self, trained_on: dict[str, Any] | None) -> str:
+        """How the data of a checkpoint's record differ from the folder's, in words; "" if not, or without a record."""
+        return different_requests(trained_on["requests"], self.trained_on["requests"]) if trained_on else ""
+
     def check_resumed(self, trained_on: dict[str, Any] | None, new_data: bool) -> None:
         """Raises UsageError where a training cannot be resumed on the folder.
 
@@ -93,10 +97,8 @@ class DataRecord:
                 ``--reset-dataloader`` or ``--finetune-from-model``; the dictionaries must be the same all the same.
         """
         self.check_dictionaries(trained_on)
-        if trained_on is None or new_data:
-            return
-        different = different_requests(trained_on["requests"], self.trained_on["requests"])
-        if different:
+        different = self.other_data(trained_on)
+        if different and not new_data:
             raise UsageError(
                 f"the checkpoint was trained on {trained_on['data']}, and {self.cfg.data} has other data "
                 f"({different}). Resume with the folder of training, train into another --save-dir, or use "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.commands import launch, run, training
 
@@ -217,6 +219,12 @@ VALUES = {
     "leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
     "--train-subset gen --valid-subset valid,train": "--valid-subset has train, whose log lines would look like those "
     "of the training: leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
+    "--profile": "--profile measures a GPU, and there is none: leave it out",
+    "--tpu": "--tpu: fairseq_sg trains on GPUs and CPUs only: leave it out",
+    "--patience 3 --disable-validation": "--patience counts validations, and --disable-validation leaves them out: "
+    "give one of the two",
+    "--num-shards 2 --shard-id 1": "--num-shards and --shard-id split an evaluation, and a training ignores them: "
+    "leave them out",
     "--patience -5": "--patience is -5: choose -1 or more",
     "--log-file no/folder/log": "--log-file no/folder/log: there is no folder no/folder: make it first",
 }
@@ -456,6 +464,37 @@ def test_a_width_that_the_documentation_advises_against(caplog):
         feature_map="rebased", feature_dim="sqrt"
     )
     assert not warned(feature_map="elu") and not warned(feature_map="elu", feature_dim="4")
+
+
+def test_a_rotation_above_a_denominator_that_may_vanish(caplog):
+    """A Query (1, 0) and a Key (0, 1) have no feature in common, and after rotations by 0 and 1 they have."""
+    from fairseq_sg.modules.attention import linear
+    from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY
+    from fairseq_sg.modules.position import RotaryPosition
+
+    rotary = functools.partial(RotaryPosition, causal=False)
+
+    def made(**options):
+        linear._warn_of_large_outputs.cache_clear()
+        caplog.clear()
+        return linear.LinearAttention(2, 1, role="encoder", position=rotary, **options).eval()
+
+    attention = made(feature_map="relu")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("--position rotary rotates the numerator alone, and with --feature-map relu")
+    k, v = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]), torch.ones(1, 1, 2, 2)  # (B, H, N, E)
+    q = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]])
+    out = attention._weighted_sum(attention._queries(q, None), attention._keys(k, None), v, None)
+    assert out.abs().max() > 1e5
+    attention.position = None
+    assert not attention._weighted_sum(attention._queries(q, None), attention._keys(k, None), v, None).any()
+    for name, options in (("cosformer", {"cosformer_horizon": 9}), ("dpfp", {}), ("t2r", {}), ("relu", {})):
+        made(feature_map=name, feature_map_options=options)
+        assert caplog.records and FEATURE_MAP_REGISTRY[name].may_vanish
+        made(feature_map=name, feature_map_options=options, linear_attention_denominator="none")
+        assert not caplog.records
+    made(feature_map="elu")
+    assert not caplog.records
 
 
 def test_a_folder_for_checkpoints_that_cannot_be_made(tmp_path):

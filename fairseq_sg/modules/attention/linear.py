@@ -71,9 +71,9 @@ class LinearOptions(AttentionOptions):
 class LinearAttention(Attention):
     """Time O(N·F·E), decoding with a constant state per head: S (F, E) and z (F), both float32.
 
-    A rotation by positions is applied to Q̂ and K̂ in the numerator alone, so that the denominator stays
-    positive (Su et al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε). Without a denominator,
-    z is kept and not read.
+    A rotation by positions is applied to Q̂ and K̂ in the numerator alone, so that the denominator keeps its sign (Su
+    et al. 2021, eq. 19): O_n = R_n Q̂_n Σ_i (R_i K̂_i)ᵀ V_i / (Q̂_n · Σ_i K̂_i + ε). Where a map's similarities are 0
+    for all Keys, ε alone is left below a numerator that is not 0. Without a denominator, z is kept and not read.
 
     Args (besides those of :class:`Attention`):
         feature_map: name in ``FEATURE_MAP_REGISTRY``. feature_map_options: its keyword arguments.
@@ -127,6 +127,8 @@ class LinearAttention(Attention):
         if not self.divides:
             self._check_without_denominator()
         self.position = None if position is None else position(features, num_heads)
+        if self.position is not None and self.divides and self.feature_map.may_vanish:
+            _warn_of_large_outputs(feature_map)
 
     def _check_without_denominator(self) -> None:
         if self.eps != LinearOptions.linear_attention_eps:
@@ -277,6 +279,17 @@ def _advise(feature_map: str, feature_dim: str, width: int) -> None:
             kind.least_width,
             kind.least_width,
         )
+
+
+@functools.cache
+def _warn_of_large_outputs(feature_map: str) -> None:
+    """Warns, once, of a rotated numerator over a denominator of ε."""
+    logger.warning(
+        "--position rotary rotates the numerator alone, and with --feature-map %s the denominator of a Query may be "
+        "--linear-attention-eps alone: outputs may be very large. Choose --linear-attention-denominator none, or a map "
+        "whose similarities do not vanish, such as elu",
+        feature_map,
+    )
 
 
 def _width(feature_dim: str, head_dim: int) -> int:

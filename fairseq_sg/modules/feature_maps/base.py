@@ -36,6 +36,7 @@ class FeatureMap(Mechanism, nn.Module):
         least_width: the least D that the documentation advises.
         scales_queries: whether ``queries`` gives φ(q) up to a positive factor per Query, which cancels in a quotient or
             in a normalization.
+        may_vanish: whether φ(q)·φ(k) can be 0, so that a Query's denominator can be ε alone.
         longest: the length of the longest sequence that it is defined for, None for no limit.
     """
 
@@ -43,6 +44,7 @@ class FeatureMap(Mechanism, nn.Module):
     quadratic: ClassVar[bool] = False
     least_width: ClassVar[int] = 1
     scales_queries: ClassVar[bool] = False
+    may_vanish: ClassVar[bool] = False
     longest: int | None = None
 
     def __init__(self, head_dim: int):

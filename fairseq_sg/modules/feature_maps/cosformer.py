@@ -44,6 +44,7 @@ class CosformerFeatureMap(FeatureMap):
     paper = "Qin et al. 2022"
     options = CosformerOptions
     needs_positions = True
+    may_vanish = True
 
     def __init__(self, head_dim: int, *, cosformer_horizon: int | None = None):
         super().__init__(head_dim)

@@ -39,6 +39,7 @@ class DPFPFeatureMap(FeatureMap):
     """
 
     paper = "Schlag et al. 2021"
+    may_vanish = True
     options = DPFPOptions
 
     def __init__(self, head_dim: int, *, dpfp_nu: int = 1):

@@ -59,6 +59,8 @@ class ReluFeatureMap(FeatureMap):
     A Query that has no positive feature in common with any Key has a denominator of only ε and the output 0.
     """
 
+    may_vanish = True
+
     def forward(self, x: Tensor) -> Tensor:
         return accurate(x).relu()
 

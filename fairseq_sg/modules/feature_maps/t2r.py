@@ -37,6 +37,7 @@ class T2RFeatureMap(FeatureMap):
     """
 
     paper = "Kasai et al. 2021"
+    may_vanish = True
     options = T2ROptions
 
     def __init__(self, head_dim: int, *, t2r_features: int | None = None):

@@ -86,11 +86,17 @@ def features(p: Tensor, dim: int, mirrored: bool) -> Tensor:
     """
     if mirrored:
         if dim % 2:
-            raise UsageError(f"--mirrored-positions needs an even width, and it is {dim}")
+            raise UsageError(
+                f"--mirrored-positions needs an even width, and it is {dim}: change --encoder-embed-dim (of a decoder, "
+                "--decoder-embed-dim), or leave the option out"
+            )
         half = features(p, dim // 2, mirrored=False)
         return torch.cat([half, -half], dim=-1)
     if p.size(-1) > dim:
-        raise UsageError(f"--position has {p.size(-1)} features here, and there are {dim}: choose a larger width")
+        raise UsageError(
+            f"--position has {p.size(-1)} features here, and there are {dim}: choose a larger width "
+            "(--encoder-embed-dim; of a decoder, --decoder-embed-dim)"
+        )
     return nn.functional.pad(p, (0, dim - p.size(-1)))
 
 
