@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq import utils
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import natural, right_tokens
@@ -95,9 +94,8 @@ def choose_subsets(loaded: Loaded, text: str | None) -> list[str]:
         return loaded.named_subsets(text)
     found = loaded.subsets
     trained = getattr(loaded.task.cfg, "train_subset", "train")
-    folder = utils.split_paths(loaded.data)[0]
-    if os.path.isfile(os.path.join(folder, "dataset.json")):
-        order = list(read_manifest(folder).get("subsets", ()))
+    if os.path.isfile(os.path.join(loaded.folder, "dataset.json")):
+        order = list(read_manifest(loaded.folder).get("subsets", ()))
         found.sort(key=lambda name: order.index(name) if name in order else len(order))
     names = [name for name in found if name != trained]
     if not names:

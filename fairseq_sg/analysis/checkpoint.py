@@ -54,6 +54,11 @@ class Loaded:
     trained_on: str
 
     @property
+    def folder(self) -> str:
+        """The first folder of ``data``."""
+        return utils.split_paths(self.data)[0]
+
+    @property
     def has_decoder(self) -> bool:
         return hasattr(self.model, "decoder")
 
@@ -81,7 +86,7 @@ class Loaded:
         """The subsets of the data folder: those that are binarized, or arrays that the task reads."""
         if hasattr(self.task, "subset_names"):
             return self.task.subset_names
-        return sorted({path.name.partition(".")[0] for path in Path(utils.split_paths(self.data)[0]).glob("*.idx")})
+        return sorted({path.name.partition(".")[0] for path in Path(self.folder).glob("*.idx")})
 
     @property
     def longest_target(self) -> int | None:
@@ -104,13 +109,13 @@ class Loaded:
 
     @cached_property
     def _plain(self) -> bool:
-        return has_plain_text(utils.split_paths(self.data)[0])
+        return has_plain_text(self.folder)
 
     @cached_property
     def length_unit(self) -> str:
         """What lengths count: words or characters; of subwords without their plain text, pieces."""
         if self._plain:
-            return unit_of(read_manifest(utils.split_paths(self.data)[0]))
+            return unit_of(read_manifest(self.folder))
         return "pieces" if any(word.startswith(SPACE) for word in self.task.source_dictionary.symbols) else "words"
 
     def lengths(self, name: str, dataset: Any, side: str) -> np.ndarray:
@@ -120,11 +125,10 @@ class Loaded:
         Raises UsageError where the plain text of subwords is not that of the subset.
         """
         if self._plain:
-            folder = utils.split_paths(self.data)[0]
-            found = self.plain_lengths(folder, name, side)
+            found = self.plain_lengths(self.folder, name, side)
             if len(found) != len(dataset):
                 raise UsageError(
-                    f"the plain text of the subset {name!r} in {folder}/raw has {len(found):,} lines for "
+                    f"the plain text of the subset {name!r} in {self.folder}/raw has {len(found):,} lines for "
                     f"{len(dataset):,} sentences: prepare the folder again with `python -m data_prep`"
                 )
             return found
@@ -152,10 +156,9 @@ class Loaded:
     @cached_property
     def of_bytes(self) -> bool:
         """Whether the data are a text in bytes (``python -m data_prep text --unit bytes``)."""
-        folder = utils.split_paths(self.data)[0]
-        if not os.path.isfile(os.path.join(folder, "dataset.json")):
+        if not os.path.isfile(os.path.join(self.folder, "dataset.json")):
             return False
-        return (read_manifest(folder).get("request") or {}).get("unit") == "bytes"
+        return (read_manifest(self.folder).get("request") or {}).get("unit") == "bytes"
 
     @cached_property
     def pieces(self) -> dict[str, Subwords]:
@@ -163,12 +166,11 @@ class Loaded:
 
         Raises UsageError without SentencePiece.
         """
-        folder = Path(utils.split_paths(self.data)[0])
         languages = {
             side: getattr(self.task.cfg, f"{side}_lang", None) or language
             for side, language in (("source", "src"), ("target", "tgt"))
         }
-        files = {side: model_file(folder, language) for side, language in languages.items()}
+        files = {side: model_file(Path(self.folder), language) for side, language in languages.items()}
         try:
             return {side: Subwords(path.read_bytes()) for side, path in files.items() if path is not None}
         except DataError as error:

@@ -80,9 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
-    folder = utils.split_paths(loaded.data)[0]
-    condition = condition_of(folder)
-    outputs = TESTS[condition.partition("_")[0]](Path(folder, "raw"), loaded, args)
+    condition = condition_of(loaded.folder)
+    outputs = TESTS[condition.partition("_")[0]](Path(loaded.folder, "raw"), loaded, args)
     names = sorted(set(outputs.groups), key=natural)
     group = np.array([names.index(name) for name in outputs.groups])
     scores = tabulate(outputs, names)

@@ -125,7 +125,7 @@ def open_examples(loaded: Loaded, name: str, folder: str | None = None) -> Examp
     """
     before, colon, subset = name.rpartition(":")
     folder = before if colon else folder
-    if folder is None or Path(folder).absolute() == Path(utils.split_paths(loaded.data)[0]).absolute():
+    if folder is None or Path(folder).absolute() == Path(loaded.folder).absolute():
         return Examples(subset, loaded, subset, loaded.subset(subset))
     if not Path(folder).is_dir():
         raise UsageError(f"there is no data folder {folder}")

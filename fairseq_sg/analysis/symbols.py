@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from torch import Tensor
 
 from fairseq_sg.analysis import plots
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @torch.no_grad()
 def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
-    tables, groups = functions_of(loaded.data)
+    tables, groups = functions_of(loaded.folder)
     order = [name for names in groups.values() for name in names]
     result = Result(facts={"functions": order, "groups": groups, "right": {}, "mean_similarity": {}})
     for symbol in sorted(set(next(iter(tables.values())))):
@@ -65,9 +64,8 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return result
 
 
-def functions_of(data: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def functions_of(folder: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """function -> its values for the symbols in order, and group -> its functions. Raises UsageError."""
-    folder = utils.split_paths(data)[0]
     try:
         origin = read_manifest(folder)["origin"]
         tables = {name: table.split() for name, table in origin["tables"].items()}

@@ -40,7 +40,7 @@ def invented(monkeypatch):
 
     def measure(folder: Path, outputs: dict[str, str], updates: int = 1, limit: int | None = None):
         monkeypatch.setattr(consistency, "answers", lambda loaded, sources, args: [outputs.get(s, "") for s in sources])
-        return consistency.measure(Namespace(data=str(folder), updates=updates), Namespace(limit=limit))
+        return consistency.measure(Namespace(folder=str(folder), updates=updates), Namespace(limit=limit))
 
     return measure
 
