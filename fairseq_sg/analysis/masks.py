@@ -41,6 +41,7 @@ from fairseq_sg.files import check_writable
 from fairseq_sg.modules.masks import (
     CHOICES,
     Masks,
+    final_masks,
     inverted,
     masked,
     random_like,
@@ -190,7 +191,7 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         beta = args.beta
         logits = train(loaded, examples, chosen, parameters, beta, f"{args.prefix}.state.pt", args)
     facts["training"]["beta"] = beta
-    masks = {name: values > 0 for name, values in logits.items()}
+    masks = final_masks(logits)
     facts["kept"], facts["kept_of_all"] = kept_shares(masks)
     facts["metric"] = "perplexity" if evaluated[0].is_text else "accuracy"
     facts["evaluation"] = evaluate(loaded, evaluated, rows, plain, variants(masks, args), args.batch_size)
@@ -246,7 +247,7 @@ def search(
         print(f"β {beta:g}", flush=True)
         state = f"{args.prefix}.beta{beta:g}.state.pt"
         found[beta] = train(loaded, examples, chosen, parameters, beta, state, args)
-        masks = {name: values > 0 for name, values in found[beta].items()}
+        masks = final_masks(found[beta])
         with replaced(loaded.model, masked(loaded.model, masks)):
             after = value_of(evaluated, accuracies(evaluated, args.batch_size), members)
         ratio = before / after if evaluated.is_text else after / before
@@ -386,9 +387,9 @@ def table(evaluation: Mapping[str, Any], metric: str) -> list[str]:
 
 def to_arrays(logits: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """The masks 1(l > 0) as packed bits, with their shapes, and the logits in half precision."""
-    arrays = {}
+    arrays, masks = {}, final_masks(logits)
     for name, values in logits.items():
-        arrays[f"{name}.mask"] = np.packbits((values > 0).numpy())
+        arrays[f"{name}.mask"] = np.packbits(masks[name].numpy())
         arrays[f"{name}.shape"] = np.array(values.shape, dtype=np.int64)
         arrays[f"{name}.logits"] = values.clamp(-65_000, 65_000).half().numpy()
     return arrays

@@ -70,8 +70,8 @@ class WeightMasks(nn.Module):
         return self.logits.sum()
 
     def threshold(self) -> dict[str, Tensor]:
-        """The final masks 1(l > 0)."""
-        return self.named(self.logits.detach() > 0)
+        """The final masks."""
+        return final_masks(self.named(self.logits.detach()))
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Cuts a vector (n,) into tensors of the parameters' shapes."""
@@ -232,6 +232,11 @@ def masked(model: nn.Module, masks: Masks) -> dict[str, Tensor]:
     """The weights of a model, by name, with 0 where a mask is False; the masks may be on another device."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     return {name: weights[name].masked_fill(~mask.to(weights[name].device), 0.0) for name, mask in masks.items()}
+
+
+def final_masks(logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """1(l > 0) of logits by name."""
+    return {name: values > 0 for name, values in logits.items()}
 
 
 def inverted(masks: Masks) -> dict[str, Tensor]:
