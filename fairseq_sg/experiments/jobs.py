@@ -107,34 +107,15 @@ def run_all(
         OSError, UsageError: a training cannot be started, and none is running.
     """
     together = min(together, jobs)
-    state = {str(run.folder): "waiting" for run in runs}
+    state = {str(run.folder): _state_before(run) for run in runs}
+    waiting = [run for run in runs if state[str(run.folder)] == "waiting"]
     active: dict[str, Job] = {}
-    waiting = []
-    for run in runs:
-        if diverged(run):
-            state[str(run.folder)] = "diverged"
-        elif nothing_left(run):
-            state[str(run.folder)] = "done"
-        elif result_of(run) and not run.checkpoint.exists():
-            print(f"warning: {run.checkpoint} is gone, so what is new in the recipe stays empty", file=sys.stderr)
-            state[str(run.folder)] = "done"
-        else:
-            check_steps(run)
-            waiting.append(run)
     try:
         while waiting or active:
             while waiting and jobs - len(active) >= min(together, len(waiting)):
                 if not _begin_some(waiting, active, state, min(together, jobs - len(active)), place):
                     break
-            for key, job in list(active.items()):
-                if job.process is None or _advance_or_fail(job):
-                    state[key] = _ended(job.run)
-                    if state[key] == "failed":
-                        print(failure(job.run), file=sys.stderr, flush=True)
-                    job.lock.close()
-                    del active[key]
-                else:
-                    state[key] = job.stage
+            _advance_all(active, state)
             watch(runs, state)
             time.sleep(1)
     finally:
@@ -144,6 +125,32 @@ def run_all(
                 _signal(job.process, signal.SIGTERM)
     watch(runs, state)
     return [saved(run) for run in runs]
+
+
+def _state_before(run: Run) -> str:
+    """The state of a run before this start: "waiting" where something of it is left."""
+    if diverged(run):
+        return "diverged"
+    if nothing_left(run):
+        return "done"
+    if result_of(run) and not run.checkpoint.exists():
+        print(f"warning: {run.checkpoint} is gone, so what is new in the recipe stays empty", file=sys.stderr)
+        return "done"
+    check_steps(run)
+    return "waiting"
+
+
+def _advance_all(active: dict[str, Job], state: dict[str, str]) -> None:
+    """Advances the ``active`` jobs, of which those that have ended are dropped; notes their states."""
+    for key, job in list(active.items()):
+        if job.process is not None and not _advance_or_fail(job):
+            state[key] = job.stage
+            continue
+        state[key] = _ended(job.run)
+        if state[key] == "failed":
+            print(failure(job.run), file=sys.stderr, flush=True)
+        job.lock.close()
+        del active[key]
 
 
 def _begin_some(waiting, active, state, most, place) -> int:
