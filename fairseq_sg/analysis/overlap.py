@@ -197,18 +197,20 @@ def by_word(networks: Sequence[Mapping[str, Result]], others: Sequence[str]) -> 
 
     The mean over the networks whose control has weights in the row.
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for layer, words in networks[0][CONTROL].facts["outputs"].items():
-        for name in others:
-            shares: dict[str, list[float]] = {}
-            for of in networks:
-                control, mask = of[CONTROL].arrays[layer], of[name].arrays[layer]
-                lacking, whole = (control & ~mask).sum(1).tolist(), control.sum(1).tolist()
-                for word, a, n in zip(words, lacking, whole, strict=True):
-                    if n:
-                        shares.setdefault(word, []).append(100 * a / n)
-            found.setdefault(layer, {})[name] = {word: float(np.mean(shares[word])) for word in words if word in shares}
-    return found
+
+    def of_layer(layer: str, words: Sequence[str], name: str) -> dict[str, float]:
+        rows = zip(*(lacking_by_row(of[CONTROL].arrays[layer], of[name].arrays[layer]) for of in networks), strict=True)
+        shares = {word: [x for x in row if x is not None] for word, row in zip(words, rows, strict=True)}
+        return {word: float(np.mean(row)) for word, row in shares.items() if row}
+
+    layers = networks[0][CONTROL].facts["outputs"]
+    return {layer: {name: of_layer(layer, words, name) for name in others} for layer, words in layers.items()}
+
+
+def lacking_by_row(control: np.ndarray, mask: np.ndarray) -> list[float | None]:
+    """The percentage of the control's weights in each row that a mask lacks, both (V, C); None without any."""
+    counts = zip((control & ~mask).sum(1).tolist(), control.sum(1).tolist(), strict=True)
+    return [100 * lacking / whole if whole else None for lacking, whole in counts]
 
 
 def spread(values: np.ndarray) -> str:
