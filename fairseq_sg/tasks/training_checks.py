@@ -37,36 +37,22 @@ class TrainingChecks:
             )
         if isinstance(criterion, LayerLosses):
             criterion.check_training(trainer.get_model())
-        for option in ("fp16", "amp") if not trainer.cuda else ():
-            if trainer.cfg.common[option]:
-                raise UsageError(
-                    f"fairseq trains with --{option} only on a GPU: leave it out, or choose --bf16, which is slow on "
-                    "a CPU"
-                )
-        common = trainer.cfg.common
-        if common.amp and (common.amp_scale_window is not None or common.amp_init_scale != CommonConfig.amp_init_scale):
-            raise UsageError(
-                "fairseq takes --amp-init-scale for the window, and only beside --amp-scale-window: leave both out. "
-                "The first loss scale is --fp16-init-scale"
-            )
-        if common.fp16 and common.fp16_scale_window is None and len(trainer.cfg.optimization.update_freq) > 1:
-            raise UsageError(
-                "--fp16 with several values of --update-freq needs a window of its loss scale, which fairseq makes for "
-                "one value: add --fp16-scale-window, such as 4096 updates"
-            )
+        _check_precision(trainer)
         self._check_batches(trainer.cfg.dataset)
         if getattr(self.cfg, "accuracy_by", None) == "types" and not self.breakdown.types:
             logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", self.cfg.data)
-        cfg = trainer.cfg.checkpoint
+        if not trainer.cfg.dataset.disable_validation:
+            self._check_metric(trainer)
+
+    def _check_metric(self, trainer) -> None:
+        """Raises UsageError for a ``--best-checkpoint-metric`` of which the worst is kept, or that is not measured."""
+        cfg, data = trainer.cfg.checkpoint, trainer.cfg.dataset
         metric, largest = cfg.best_checkpoint_metric, cfg.maximize_best_checkpoint_metric
-        if trainer.cfg.dataset.disable_validation:
-            return
         if metric.startswith(SMALLEST if largest else LARGEST):
             change = (
                 "leave --maximize-best-checkpoint-metric out" if largest else "add --maximize-best-checkpoint-metric"
             )
             raise UsageError(f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best: {change}")
-        data = trainer.cfg.dataset
         # fairseq reads it in the logs of every subset.
         for subset in data.valid_subset.split(",") if metric != "loss" else ():
             known = measured(trainer, subset)
@@ -110,3 +96,23 @@ def measured(trainer, subset: str) -> list[str]:
     with metrics.aggregate(new_root=True) as logged:
         trainer.valid_step(batch)
     return [name for name in logged.get_smoothed_values() if not name.startswith("_")]
+
+
+def _check_precision(trainer) -> None:
+    """Raises UsageError for half precision on a CPU, and for scales of the loss that fairseq gets wrong."""
+    common = trainer.cfg.common
+    for option in ("fp16", "amp") if not trainer.cuda else ():
+        if common[option]:
+            raise UsageError(
+                f"fairseq trains with --{option} only on a GPU: leave it out, or choose --bf16, which is slow on a CPU"
+            )
+    if common.amp and (common.amp_scale_window is not None or common.amp_init_scale != CommonConfig.amp_init_scale):
+        raise UsageError(
+            "fairseq takes --amp-init-scale for the window, and only beside --amp-scale-window: leave both out. "
+            "The first loss scale is --fp16-init-scale"
+        )
+    if common.fp16 and common.fp16_scale_window is None and len(trainer.cfg.optimization.update_freq) > 1:
+        raise UsageError(
+            "--fp16 with several values of --update-freq needs a window of its loss scale, which fairseq makes for "
+            "one value: add --fp16-scale-window, such as 4096 updates"
+        )
