@@ -14,7 +14,7 @@ from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Attention, Context
 from fairseq_sg.modules.cpu.linear import linear
-from fairseq_sg.modules.cpu.packing import packing_for_training
+from fairseq_sg.modules.cpu.packing import packed, packing_for_training
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
@@ -118,20 +118,18 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             key_packing=packing,
         )
         if encoder_out is not None:
-            source, source_mask = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
-            source_packing = packing_for_training(source_mask) if packs else None
+            source_mask = encoder_out["encoder_padding_mask"][0]
             cross = Context(
                 padding_mask=source_mask,
                 key_padding_mask=source_mask,
                 return_weights=need_attn,
                 return_values="cross" in value_roles,
                 packing=packing,
-                key_packing=source_packing,
+                key_packing=packing_for_training(source_mask) if packs else None,
             )
-            source = source if source_packing is None else source_packing.pack(source)
-            context = replace(context, source=source, cross=cross)
+            context = replace(context, source=packed(encoder_out["encoder_out"][0], cross.key_packing), cross=cross)
         keep_hidden = return_all_hiddens or memory_length > 0
-        out = self.stack(x if packing is None else packing.pack(x), context, memory=hidden, keep_hidden=keep_hidden)
+        out = self.stack(packed(x, packing), context, memory=hidden, keep_hidden=keep_hidden)
         outputs = self.final_norm(out.x)
         if packing is None:
             outputs = outputs.transpose(0, 1)  # (B, N, C)

@@ -10,7 +10,7 @@ from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import ATTENTION_REGISTRY, Context
 from fairseq_sg.modules.bits import BitEmbedding
-from fairseq_sg.modules.cpu.packing import packing_for_training
+from fairseq_sg.modules.cpu.packing import packed, packing_for_training, unpacked
 from fairseq_sg.modules.embedding import TokenEmbedding
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.norm import final_norm_of
@@ -95,10 +95,9 @@ class StackedEncoder(FairseqEncoder):
             key_packing=packing,
         )
         x = embedded.transpose(0, 1)  # (N, B, C)
-        out = self.stack(x if packing is None else packing.pack(x), context, keep_hidden=return_all_hiddens)
-        x = self.final_norm(out.x)
+        out = self.stack(packed(x, packing), context, keep_hidden=return_all_hiddens)
         return {
-            "encoder_out": [x if packing is None else packing.unpack(x)],  # (N, B, C)
+            "encoder_out": [unpacked(self.final_norm(out.x), packing)],  # (N, B, C)
             "encoder_padding_mask": [] if padding_mask is None else [padding_mask],
             "encoder_states": out.hidden_states,
             "aux_losses": out.losses,

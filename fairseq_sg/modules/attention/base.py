@@ -26,7 +26,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.cache import append_to_cache, cached
 from fairseq_sg.modules.attention.context import AttentionOutput, Context, State, Values
 from fairseq_sg.modules.cpu.linear import Linear
-from fairseq_sg.modules.cpu.packing import Packing
+from fairseq_sg.modules.cpu.packing import Packing, packed, unpacked
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
 from fairseq_sg.registry import Mechanism, Registry
 
@@ -298,7 +298,7 @@ class Attention(Mechanism, nn.Module):
     def _join_heads(self, out: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, H, N, E) -> (N, B, C), or packed, through the output projection."""
         joined = out.permute(2, 0, 1, 3).flatten(2)  # (N, B, H·E)
-        return self.out_proj(joined if packing is None else packing.pack(joined))
+        return self.out_proj(packed(joined, packing))
 
     def _check(self, context: Context) -> None:
         if context.positions is not None and "indices" not in self.takes:
@@ -333,8 +333,3 @@ def _selected(x: Any, order: Tensor) -> Any:
     if isinstance(x, (tuple, list, dict)):
         raise TypeError("the decoding state of an attention holds tensors, batch first, and numbers: name each tensor")
     return x.index_select(0, order) if isinstance(x, Tensor) else x
-
-
-def unpacked(x: Tensor, packing: Packing | None) -> Tensor:
-    """(N, B, C) of a hidden state that may be packed."""
-    return x if packing is None else packing.unpack(x)

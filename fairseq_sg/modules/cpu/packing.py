@@ -68,6 +68,16 @@ class Packing:
         return self.index, self._row.flatten(), _places(self._padding)
 
 
+def packed(x: Tensor, packing: Packing | None) -> Tensor:
+    """x (N, B, C) as the hidden state of a stack: packed, if there is a packing."""
+    return x if packing is None else packing.pack(x)
+
+
+def unpacked(x: Tensor, packing: Packing | None) -> Tensor:
+    """(N, B, C) of a hidden state that may be packed."""
+    return x if packing is None else packing.unpack(x)
+
+
 def _places(mask: Tensor) -> Tensor:
     """The flat indices at which a mask is True."""
     return mask.flatten().nonzero().squeeze(1)
