@@ -275,33 +275,8 @@ def legend(recipe: Recipe, lines: Sequence[Line] | None = None, scale: float = 1
         lines: those of the table; by default it has all rows and columns.
         scale: the factor on the recipe's steps.
     """
-    found = []
-    for key in recipe.columns if lines is None else columns_shown(recipe, lines):
-        column = recipe.columns[key]
-        if column.metric == "analysis":
-            analysis, _, path = column.value.partition("/")
-            found.append(f"{key}: `{path}` of the analysis `{analysis}`.")
-            continue
-        first = dict.fromkeys(
-            f"`{data.subsets[0]}`" for name, data in recipe.data.items() if key in recipe.columns_of(name)
-        )
-        selector = " or ".join(first)
-        which = {
-            "last": "of the last checkpoint",
-            "best": f"of the checkpoint with the best {recipe.checkpoint_metric} on {selector} (the latest of several)",
-        }[recipe.checkpoint]
-        metric = _metric(recipe, column)
-        where = f"`{column.subset}`" + f", examples of `{column.type}`" * bool(column.type)
-        at = {
-            "checkpoint": which,
-            "end": "at the end of training",
-            "best": f"at the evaluation with the best value of its own on {selector} (the first of several)",
-            "peak": "at its best evaluation in training, which looks at the test",
-            "second_half": "as the mean over the evaluations in the second half of training",
-        }.get(column.at) or f"{which} up to step {round(column.at * scale)}"
-        overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
-        overrides += f", decoded with `{column.generate}`" * bool(column.generate)
-        found.append(f"{key}: {metric}, on {where} {at}{overrides}.")
+    columns = recipe.columns if lines is None else columns_shown(recipe, lines)
+    found = [f"{key}: {_about_column(recipe, key, scale)}." for key in columns]
     found += [
         f"{row.label}: the models of {recipe.rows[row.evaluates].label}, evaluated with `--model-overrides "
         f'"{row.model_overrides}"`.'
@@ -319,6 +294,33 @@ def legend(recipe: Recipe, lines: Sequence[Line] | None = None, scale: float = 1
             "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
         ]
     return found
+
+
+def _about_column(recipe: Recipe, key: str, scale: float) -> str:
+    """What the numbers of a column are, and when they are measured."""
+    column = recipe.columns[key]
+    if column.metric == "analysis":
+        analysis, _, path = column.value.partition("/")
+        return f"`{path}` of the analysis `{analysis}`"
+    first = dict.fromkeys(
+        f"`{data.subsets[0]}`" for name, data in recipe.data.items() if key in recipe.columns_of(name)
+    )
+    selector = " or ".join(first)
+    which = {
+        "last": "of the last checkpoint",
+        "best": f"of the checkpoint with the best {recipe.checkpoint_metric} on {selector} (the latest of several)",
+    }[recipe.checkpoint]
+    where = f"`{column.subset}`" + f", examples of `{column.type}`" * bool(column.type)
+    at = {
+        "checkpoint": which,
+        "end": "at the end of training",
+        "best": f"at the evaluation with the best value of its own on {selector} (the first of several)",
+        "peak": "at its best evaluation in training, which looks at the test",
+        "second_half": "as the mean over the evaluations in the second half of training",
+    }.get(column.at) or f"{which} up to step {round(column.at * scale)}"
+    overrides = f', evaluated with `--model-overrides "{column.model_overrides}"`' * bool(column.model_overrides)
+    overrides += f", decoded with `{column.generate}`" * bool(column.generate)
+    return f"{_metric(recipe, column)}, on {where} {at}{overrides}"
 
 
 def _about_published_std(recipe: Recipe) -> list[str]:
