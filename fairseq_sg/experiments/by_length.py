@@ -207,21 +207,11 @@ def compare(
     signatures: dict[str, str] = {}
     found = []
     for system in systems:
-        mine = translations[system.name, system.seed]
         other = baselines.get(str(system.seed)) if system.name != baseline else None
-        by_subset, by_bucket = {}, []
-        for subset, references in text.references.items():
-            against = other[subset] if other else None
-            scores, signatures = bootstrap(mine[subset], references, tokenize, against, samples)
-            by_subset[subset] = _entry(scores, mine[subset], references, tokenize)
-        for bucket in buckets:
-            hypotheses = [mine[subset][line] for subset, line in bucket.places]
-            references = [text.references[subset][line] for subset, line in bucket.places]
-            scores, _ = bootstrap(hypotheses, references, tokenize, samples=samples)
-            by_bucket.append(_entry(scores, hypotheses, references, tokenize))
+        mine = translations[system.name, system.seed]
+        scores, signatures = _scores(text, buckets, mine, other or {}, tokenize, samples)
         outputs = {subset: str(path) for subset, path in system.outputs.items()}
-        found.append({"name": system.name, "seed": system.seed, "outputs": outputs})
-        found[-1] |= {"subsets": by_subset, "buckets": by_bucket}
+        found.append({"name": system.name, "seed": system.seed, "outputs": outputs, **scores})
     now |= {
         "unit": text.unit,
         "limit": text.limit,
@@ -233,6 +223,31 @@ def compare(
         "baselines": baselines,
     }
     return united(earlier, now) if earlier else now
+
+
+def _scores(
+    text: Text,
+    buckets: Sequence[Bucket],
+    mine: dict[str, list[str]],
+    other: dict[str, list[str]],
+    tokenize: str,
+    samples: int,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The entries of a system by subset and by bucket, and sacreBLEU's signatures.
+
+    Args:
+        mine: subset -> translations. other: those of the baseline that they are tested against; {} for none.
+    """
+    by_subset, by_bucket, signatures = {}, [], {}
+    for subset, references in text.references.items():
+        scores, signatures = bootstrap(mine[subset], references, tokenize, other[subset] if other else None, samples)
+        by_subset[subset] = _entry(scores, mine[subset], references, tokenize)
+    for bucket in buckets:
+        hypotheses = [mine[subset][line] for subset, line in bucket.places]
+        references = [text.references[subset][line] for subset, line in bucket.places]
+        scores, _ = bootstrap(hypotheses, references, tokenize, samples=samples)
+        by_bucket.append(_entry(scores, hypotheses, references, tokenize))
+    return {"subsets": by_subset, "buckets": by_bucket}, signatures
 
 
 def check_same(earlier: dict[str, Any], now: dict[str, Any], *keys: str) -> None:
