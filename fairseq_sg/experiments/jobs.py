@@ -333,8 +333,8 @@ def _ended(run: Run) -> str:
 def failure(run: Run) -> str:
     """The message about a failed run, with the error line of its last start, where there is one."""
     what = saved(run).get("failed", "training")
-    text = run.log.read_text("utf-8", errors="replace") if what == "training" and run.log.is_file() else ""
-    lines = reversed(text.rpartition("$ fairseq-train ")[2].splitlines())
+    last = logs.starts(run.log)[-1] if what == "training" and run.log.is_file() else ""
+    lines = reversed(last.splitlines())
     why = next((f" ({line.removeprefix('error: ')})" for line in lines if line.startswith("error: ")), "")
     return f"error: {run.name} (seed {run.seed}) failed in {what}; see {run.folder}{why}"
 

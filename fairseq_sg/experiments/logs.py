@@ -131,8 +131,15 @@ def divergence(run: Run, finished: bool) -> dict[str, Any] | None:
 
 def _gave_up(run: Run) -> bool:
     """Whether the last start of the training ended because of a gradient that is not finite."""
-    last = run.log.read_text(errors="replace").rpartition("\n$ fairseq-train ")[2]
-    return "\nFloatingPointError" in last
+    return "\nFloatingPointError" in starts(run.log)[-1]
+
+
+def starts(log: Path) -> list[str]:
+    """What precedes the first start of a training in its log, and what each start wrote, its command first.
+
+    A start that was killed may have left a line without an end before the next command.
+    """
+    return log.read_text("utf-8", errors="replace").split("$ fairseq-train ")
 
 
 def partial_result(run: Run) -> dict[str, Any] | None:
@@ -167,7 +174,7 @@ def cut(
 def minutes(run: Run) -> float:
     """Minutes that a training ran, by the times in its log: from the first to the last line of each start."""
     total = 0.0
-    for start in run.log.read_text(errors="replace").split("$ fairseq-train "):
+    for start in starts(run.log):
         stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ", start, re.MULTILINE)
         if stamps:
             first, last = (datetime.fromisoformat(stamps[place]) for place in (0, -1))
