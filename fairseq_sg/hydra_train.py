@@ -13,6 +13,7 @@ import sys
 from dataclasses import fields, is_dataclass
 
 from fairseq_sg import command_line, compat
+from fairseq_sg.declared import dataclasses_of
 from fairseq_sg.hydra_configuration import end, nearest, no_configuration
 
 
@@ -40,7 +41,7 @@ def _explained(message: str, cause: str) -> str:
     group, option = unset.groups()
     if group not in types:
         return f"there is no group of options {group}: {command_line.nearest(group, types)}"
-    choices = [*command_line.dataclasses_of(group).values(), types[group]]
+    choices = [*dataclasses_of(group).values(), types[group]]
     names = {f.name for cls in choices if is_dataclass(cls) for f in fields(cls)}
     if option in names:
         return (

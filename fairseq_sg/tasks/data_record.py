@@ -80,10 +80,7 @@ class DataRecord:
 
     def with_dictionaries_of(self, there: str) -> str:
         """How to make a folder with the data of ``cfg.data`` and the dictionaries of the folder ``there``."""
-        return (
-            f"`python -m data_prep reorder {self.cfg.data} --like {there} --out NEW` makes one where the words are the "
-            "same"
-        )
+        return reordering(self.cfg.data, there)
 
     def other_data(self, trained_on: dict[str, Any] | None) -> str:
         """How the data of a checkpoint's record differ from the folder's, in words; "" if not, or without a record."""
@@ -104,6 +101,11 @@ class DataRecord:
                 f"({different}). Resume with the folder of training, train into another --save-dir, or use "
                 "--finetune-from-model with another --save-dir to begin a new training from its weights"
             )
+
+
+def reordering(folder: str, like: str) -> str:
+    """How to make a folder with the data of one and the dictionaries of another."""
+    return f"`python -m data_prep reorder {folder} --like {like} --out NEW` makes one where the words are the same"
 
 
 def hash_of_words(dictionary: Dictionary) -> str:

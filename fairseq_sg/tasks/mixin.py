@@ -23,13 +23,14 @@ from fairseq_sg.compat import wrap
 from fairseq_sg.declared import dataclasses_of
 from fairseq_sg.errors import UsageError
 from fairseq_sg.files import read_manifest
+from fairseq_sg.models.config import drop_removed
 from fairseq_sg.modules.cpu.memory import keep_for_training
 from fairseq_sg.modules.feedforward.workers import no_contribution
 from fairseq_sg.optim.torch_adam import TorchAdam
 from fairseq_sg.ranges import flag
 from fairseq_sg.registry import emitted_losses
 from fairseq_sg.resuming import early_stopping
-from fairseq_sg.tasks.data_record import DataRecord, hash_of_words
+from fairseq_sg.tasks.data_record import DataRecord, hash_of_words, reordering
 from fairseq_sg.tasks.training_checks import TrainingChecks
 from fairseq_sg.trainer import counting
 
@@ -72,8 +73,7 @@ class SGTask(DataRecord, TrainingChecks):
                 if not other.is_file() or hash_of_words(Dictionary.load(str(other))) != words:
                     raise UsageError(
                         f"{other} has other words than {path}, or another order of words, and all folders are read by "
-                        f"the first one's: `python -m data_prep reorder {folder} --like {first} --out NEW` makes one "
-                        "where the words are the same"
+                        f"the first one's: {reordering(folder, first)}"
                     )
 
     @classmethod
@@ -281,8 +281,6 @@ class SGTask(DataRecord, TrainingChecks):
 
 def without_removed(group: str, cfg):
     """The configuration of a ``model`` or ``criterion`` (``group``) after ``drop_removed``."""
-    from fairseq_sg.models.config import drop_removed
-
     choice = getattr(cfg, "_name", None) or getattr(cfg, "arch" if group == "model" else group, None)
     declared = dataclasses_of(group).get(choice)
     return cfg if declared is None else drop_removed(cfg, declared)
