@@ -27,7 +27,8 @@ class AdditionOptions(Options):
 
     train: int = option(
         8_000,
-        f"of the {NUMBERS**2:,} pairs of numbers of each type, those in train; valid has the others (default: 8000)",
+        f"of the {NUMBERS**2:,} pairs of numbers of each type, those in train; valid has the others "
+        "(default: %(default)s)",
         type=whole_number(100, NUMBERS**2 - 100),
     )
     seed: int = seed_option()

@@ -51,8 +51,8 @@ class AssociativeRecallOptions(WordOptions):
 
     blocks: tuple[int, ...] = numbers_option("2-16", "numbers of blocks in train and valid, from 2 on")
     test_blocks: tuple[int, ...] = numbers_option("17-24", "numbers of blocks in gen")
-    block_words: int = option(3, "words of a block (default: 3)", type=whole_number(1, 64))
-    bits: int = option(8, "bits of a word (default: 8)", type=whole_number(1, MOST_BITS))
+    block_words: int = option(3, "words of a block (default: %(default)s)", type=whole_number(1, 64))
+    bits: int = option(8, "bits of a word (default: %(default)s)", type=whole_number(1, MOST_BITS))
 
     def complete(self, sources: Sources) -> AssociativeRecallOptions:
         refuse_trained("--test-blocks", self.test_blocks, self.blocks)

@@ -121,10 +121,10 @@ def name_of(name: str, tasks: Sequence[int]) -> Name | None:
 class BabiOptions(Options):
     """The options of bAbI; ``source_sha256`` has the hashes of the files."""
 
-    set: str = option("en-10k", "the set of the archive (default: en-10k)", choices=SETS)
+    set: str = option("en-10k", "the set of the archive (default: %(default)s)", choices=SETS)
     tasks: tuple[int, ...] = option(tuple(TASKS), "tasks (default: 1-20)", type=lengths, metavar="NUMBERS")
-    think: int = option(3, "steps between a question and its answer (default: 3)", type=whole_number(0, 100))
-    holdout: float = option(0.1, "share of the training stories that becomes valid (default: 0.1)", type=share)
+    think: int = option(3, "steps between a question and its answer (default: %(default)s)", type=whole_number(0, 100))
+    holdout: float = option(0.1, "share of the training stories that becomes valid (default: %(default)s)", type=share)
     seed: int | None = option(None, f"seed of --holdout (default: {DEFAULT_SEED})", type=seed_number)
     drop_last: bool = option(False, "leave out the last story of every file", given={"--drop-last": True})
     source_sha256: tuple[str, ...] = field(default=())

@@ -82,7 +82,7 @@ class BurgersOptions(FieldOptions):
     points: int | None = option(
         None, f"points of the grid that is solved (default: {POINTS})", type=whole_number(16, 1 << 16)
     )
-    grid: int = option(2048, "points of the grid of training (default: 2048)", type=whole_number(4, 1 << 16))
+    grid: int = option(2048, "points of the grid of training (default: %(default)s)", type=whole_number(4, 1 << 16))
     test_grids: tuple[int, ...] | None = option(
         None,
         "further grids of test, separated by commas, or none (default: 512 and 8192, where they are other strides of "

@@ -85,7 +85,7 @@ class DarcyOptions(FieldOptions):
     points: int | None = option(
         None, f"points a side of the grid that is solved (default: {POINTS})", type=whole_number(3, 2_000)
     )
-    grid: int = option(141, "points a side of the grid of training (default: 141)", type=whole_number(3, 2_000))
+    grid: int = option(141, "points a side of the grid of training (default: %(default)s)", type=whole_number(3, 2_000))
     test_grids: tuple[int, ...] = option(
         (), "further grids of test, separated by commas, or none (default: none)", type=grids
     )

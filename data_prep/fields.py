@@ -159,9 +159,9 @@ class FieldOptions(Options):
 
     published: ClassVar[tuple[str, ...]] = ()
 
-    train: int = option(1024, "functions in train (default: 1024)", type=whole_number(1, 1_000_000))
-    valid: int = option(100, "functions in valid (default: 100)", type=whole_number(1, 100_000))
-    test: int = option(100, "functions in test (default: 100)", type=whole_number(1, 100_000))
+    train: int = option(1024, "functions in train (default: %(default)s)", type=whole_number(1, 1_000_000))
+    valid: int = option(100, "functions in valid (default: %(default)s)", type=whole_number(1, 100_000))
+    test: int = option(100, "functions in test (default: %(default)s)", type=whole_number(1, 100_000))
     seed: int | None = option(None, f"seed of the draw (default: {DEFAULT_SEED})", type=seed_number, when_given=True)
     source_sha256: tuple[str, ...] | None = field(default=None, metadata={"when_given": True})
 

@@ -56,11 +56,13 @@ QUERIES = {
 class KeyValueOptions(WordOptions):
     """The options of key–value retrieval."""
 
-    queries: str = option("keys", "'keys' alone, or 'both' keys and values (default: keys)", choices=tuple(QUERIES))
+    queries: str = option(
+        "keys", "'keys' alone, or 'both' keys and values (default: %(default)s)", choices=tuple(QUERIES)
+    )
     lengths: tuple[int, ...] = numbers_option("2-16", "numbers L of rows in train and valid")
     test_lengths: tuple[int, ...] = numbers_option("17-24", "numbers of rows in gen")
-    bits: int = option(12, "bits of a row, an even number (default: 12)", type=whole_number(2, MOST_BITS))
-    order: str = option("ascending", "order of the keys in the first part (default: ascending)",
+    bits: int = option(12, "bits of a row, an even number (default: %(default)s)", type=whole_number(2, MOST_BITS))
+    order: str = option("ascending", "order of the keys in the first part (default: %(default)s)",
                         choices=("ascending", "random"))  # fmt: skip
     repeat_values: bool = option(
         False, "with --queries both: draw values with repetitions", given={"--repeat-values": True}

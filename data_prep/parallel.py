@@ -101,7 +101,7 @@ def file_option(what: str, default: Any = None) -> Any:
 class TranslationOptions(Options):
     """The options of parallel corpora: subwords, whose number has the default of the dataset, then lengths."""
 
-    model: str = option("unigram", "kind of subwords (default: unigram)", choices=KINDS)
+    model: str = option("unigram", "kind of subwords (default: %(default)s)", choices=KINDS)
     vocab_size: int | None = option(
         None,
         f"number of subwords in a model (default: {DEFAULT_SIZE})",

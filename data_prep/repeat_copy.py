@@ -55,7 +55,7 @@ class RepeatCopyOptions(WordOptions):
     repeats: tuple[int, ...] = numbers_option("1-8", "numbers N of blocks in train and valid")
     test_lengths: tuple[int, ...] = numbers_option("15-20", "lengths of the blocks in gen_lengths")
     test_repeats: tuple[int, ...] = numbers_option("9-16", "numbers of blocks in gen_repeats")
-    bits: int = option(8, "bits of a word (default: 8)", type=whole_number(1, MOST_BITS))
+    bits: int = option(8, "bits of a word (default: %(default)s)", type=whole_number(1, MOST_BITS))
 
     def complete(self, sources: Sources) -> RepeatCopyOptions:
         refuse_trained("--test-lengths", self.test_lengths, self.lengths)

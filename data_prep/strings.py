@@ -54,9 +54,9 @@ class StringOptions(Options):
 
     train_lengths: list[int] = lengths_option("train and valid")
     test_lengths: list[int] = lengths_option("gen")
-    train: int = option(10_000, "strings per length in train (default: 10000)", type=whole_number(100, 1_000_000))
+    train: int = option(10_000, "strings per length in train (default: %(default)s)", type=whole_number(100, 1_000_000))
     test: int = option(
-        1_000, "strings per length in valid and gen each (default: 1000)", type=whole_number(10, 100_000)
+        1_000, "strings per length in valid and gen each (default: %(default)s)", type=whole_number(10, 100_000)
     )
     seed: int = seed_option()
 

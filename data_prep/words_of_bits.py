@@ -84,8 +84,8 @@ def refuse_trained(flag: str, test: Sequence[int], train: Sequence[int]) -> None
 class WordOptions(Options):
     """The options of all memory tasks."""
 
-    train: int = option(50_000, "examples in train (default: 50000)", type=whole_number(100, 10_000_000))
-    test: int = option(1_000, "examples in each other subset (default: 1000)", type=whole_number(LEAST, 100_000))
+    train: int = option(50_000, "examples in train (default: %(default)s)", type=whole_number(100, 10_000_000))
+    test: int = option(1_000, "examples in each other subset (default: %(default)s)", type=whole_number(LEAST, 100_000))
     seed: int = seed_option()
 
 

@@ -72,15 +72,15 @@ def setting(name: str, of: str, help: str, type: Callable[[str], float]) -> Any:
 
 @dataclass(frozen=True)
 class InContextOptions(Options):
-    function: str = option("linear", "class of functions (default: linear)", choices=tuple(FUNCTIONS))
-    dims: int = option(20, "n, dimensions of x (default: 20)", type=whole_number(1, 1_000))
-    examples: int = option(40, "N, examples before the query (default: 40)", type=whole_number(1, 10_000))
+    function: str = option("linear", "class of functions (default: %(default)s)", choices=tuple(FUNCTIONS))
+    dims: int = option(20, "n, dimensions of x (default: %(default)s)", type=whole_number(1, 1_000))
+    examples: int = option(40, "N, examples before the query (default: %(default)s)", type=whole_number(1, 10_000))
     x_std: float = option(1.0, "σ, standard deviation of x (default: 1)", type=std)
     sparsity: int | None = setting("sparsity", "sparse_linear", "weights that are not 0", whole_number(1, 1_000))
     noise_std: float | None = setting("noise_std", "noisy_linear", "standard deviation of the noise", std)
     hidden: int | None = setting("hidden", "relu_network", "hidden units", whole_number(1, 10_000))
     tree_depth: int | None = setting("tree_depth", "decision_tree", "decisions", whole_number(1, 12))
-    size: int = option(480, "prompts in each subset (default: 480)", type=whole_number(1, 1_000_000))
+    size: int = option(480, "prompts in each subset (default: %(default)s)", type=whole_number(1, 1_000_000))
     shifts: tuple[str, ...] = option(
         tuple(SHIFTS),
         "shifted tests, separated by commas, or none (default: all that the dimensions allow)",

@@ -82,12 +82,12 @@ PUBLISHED_HASHES = {
 class SortOfClevrOptions(Options):
     seed: int = seed_option(PUBLISHED_SEED, "all draws")
     scenes: int = option(
-        PUBLISHED_SCENES, "images in train (default: 9800, the published number)", type=whole_number(1, 100_000)
+        PUBLISHED_SCENES, "images in train (default: %(default)s, the published number)", type=whole_number(1, 100_000)
     )
     test_scenes: int = option(
         PUBLISHED_TEST_SCENES,
-        "images in valid and in test; another number also changes the images of valid and train (default: 200, the "
-        "published number)",
+        "images in valid and in test; another number also changes the images of valid and train "
+        "(default: %(default)s, the published number)",
         type=whole_number(1, 100_000),
     )
     nearest: str = option("published", "rule of binary_nearest", choices=("published", "correct"))
