@@ -96,14 +96,14 @@ def build(device: str, sizes: dict[str, Any]) -> Any:
 
 
 def padded(sentences: list[list[int]]):
-    """A batch in their form: (N, B), int8 if it fits, and lengths (B,)."""
+    """A batch in their form: words (N, B), 0 at padding, and lengths (B,)."""
     import torch
 
     lengths = torch.tensor([len(s) for s in sentences])
-    words = torch.zeros(int(lengths.max()), len(sentences), dtype=torch.int16)
+    words = torch.zeros(int(lengths.max()), len(sentences), dtype=torch.long)
     for column, sentence in enumerate(sentences):
         words[: len(sentence), column] = torch.tensor(sentence)
-    return words.long(), lengths
+    return words, lengths
 
 
 def main() -> None:
