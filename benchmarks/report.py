@@ -26,6 +26,7 @@ import torch
 from benchmarks import summary
 from benchmarks.measure import Row
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments.figures import COLOURS
 from fairseq_sg.experiments.records import commit, machine
 from fairseq_sg.files import check_writable, write_text
 from fairseq_sg.parsers import Command, positive
@@ -95,8 +96,6 @@ KINDS = {
         "One command each, fairseq's binary files included. MB is the peak memory of the process.",
     ),
 }
-#: Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 #: Fields of a ``measure.Row`` that are stored; the times of single rounds are not.
 STORED = ("size", "contender", "ours", "status", "reason", "error", "low", "median", "high", "peak", "kept")
 STORED += ("floor", "floor_of")
@@ -382,7 +381,7 @@ def draw(section: Section, folder: Path) -> None:
     figure, panels = pyplot.subplots(1, 2, figsize=(9.6, 3.8), sharex=True)
     for axes, label, scale in zip(panels, ("milliseconds, forward and backward", "MB in use at most"), (1, 1e6)):
         ends = {}
-        for name, colour in zip(names, itertools.cycle(COLOURS)):
+        for name, colour in zip(names, itertools.cycle(COLOURS[:6])):
             of = [row for row in rows if row.contender == name]
             values = [(row.median if scale == 1 else row.peak) / scale for row in of]
             axes.plot([row.size for row in of], values, marker="o", markersize=4, color=colour)

@@ -20,7 +20,7 @@ Panels = Sequence[Sequence[np.ndarray | None]]
 #: Formats by extension; all except png are vector graphics.
 FORMATS = ("png", "pdf", "svg")
 #: The colour-blind safe palette of Okabe and Ito (2008), without its yellow.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 #: Markers of subsets, distinct in print without colours.
 MARKERS = "osD^vP"
 #: Text sizes in points: names of entries, titles of panels and of axes, and the heading.
@@ -80,13 +80,13 @@ def style() -> Iterator[None]:
     from cycler import cycler
 
     # 42 is TrueType: journals reject Type 3 fonts, matplotlib's default.
-    with matplotlib.rc_context({"axes.prop_cycle": cycler(color=COLORS), "pdf.fonttype": 42}):
+    with matplotlib.rc_context({"axes.prop_cycle": cycler(color=COLOURS), "pdf.fonttype": 42}):
         yield
 
 
-def colors_of(lines: int) -> list[str]:
+def colours_of(lines: int) -> list[str]:
     """A colour for each line: those of the style, or of a map if there are more lines."""
-    if lines <= len(COLORS):
+    if lines <= len(COLOURS):
         return [f"C{line}" for line in range(lines)]
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
@@ -268,7 +268,7 @@ def _name(axis: Any, names: Sequence[str], inches: float, **how: Any) -> None:
     axis.set_ticklabels(names[::every], fontsize=min(SMALL, room * every), parse_math=False, **how)
 
 
-def _count(axes: Any) -> None:
+def _whole_numbers(axes: Any) -> None:
     """Marks whole numbers alone across, as of words, experts or loops."""
     axes.xaxis.get_major_locator().set_params(integer=True)
 
@@ -326,13 +326,13 @@ def shares(curves: Mapping[str, np.ndarray], across: str, up: str, heading: str 
     """Lines of decreasing shares, with the equal share for comparison."""
     figure = _figure(6, 3.5)
     ax = figure.subplots()
-    for (name, values), color in zip(curves.items(), colors_of(len(curves)), strict=True):
+    for (name, values), color in zip(curves.items(), colours_of(len(curves)), strict=True):
         ax.plot(range(1, len(values) + 1), values, ".-", color=color, label=name)
     ax.axhline(1 / len(next(iter(curves.values()))), color="gray", lw=0.8, ls="--", label="all equal")
     ax.set(xlabel=across, ylabel=up)
     ax.set_title(heading, fontsize=LARGE, parse_math=False)
     ax.set_ylim(bottom=0)
-    _count(ax)
+    _whole_numbers(ax)
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8, frameon=False)
     return figure
@@ -357,8 +357,8 @@ def accuracies(
     shown = [(model, subset) for model, subsets in models.items() for subset in subsets]
     subsets = list(dict.fromkeys(subset for _, subset in shown))
     groups = [name for name in names or [] if any(name in models[model][subset] for model, subset in shown)]
-    bars = colors_of(len(shown))
-    colors = bars if len(models) == 1 else colors_of(len(models))
+    bars = colours_of(len(shown))
+    colors = bars if len(models) == 1 else colours_of(len(models))
     for number, (model, subset) in enumerate(shown):
         values = models[model][subset]
         mean = np.array([np.mean(v) for v in values.values()])
@@ -394,7 +394,7 @@ def accuracies(
     figure.axes[-1].set_xlabel(label)
     ax.grid(alpha=0.3)
     if names is None:
-        _count(ax)
+        _whole_numbers(ax)
         # Above the axes, since points may be anywhere inside.
         ax.legend(fontsize=MIDDLE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
     else:
@@ -411,7 +411,7 @@ def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], a
     # Bars stand side by side if two subsets share a length.
     beside = len(sentences) if len(set(lengths)) < len(lengths) else 1
     grays = [str(0.35 + 0.4 * number / len(sentences)) for number in range(len(sentences))]
-    colors = colors_of(len(sentences)) if as_lines else grays
+    colors = colours_of(len(sentences)) if as_lines else grays
     for number, (subset, groups) in enumerate(sentences.items()):
         at = [int(group) + (number % beside + 0.5) * 0.8 / beside - 0.4 for group in groups]
         bars = ax.bar(at, list(groups.values()), 0.8 / beside, color=colors[number], label=subset)
@@ -452,7 +452,7 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
             ax.set_axis_off()
             continue
         panel = panels[title]
-        for (name, (at, seeds)), color in zip(panel.models.items(), colors_of(len(panel.models)), strict=True):
+        for (name, (at, seeds)), color in zip(panel.models.items(), colours_of(len(panel.models)), strict=True):
             ax.plot(at, np.mean(seeds, axis=0), ".-", color=color, label=name, zorder=3)
             if len(seeds) > 1:
                 ax.fill_between(at, np.min(seeds, axis=0), np.max(seeds, axis=0), color=color, alpha=0.15, lw=0)
@@ -463,7 +463,7 @@ def errors(panels: Mapping[str, Lines], up: str) -> Figure:
         least = min(float(np.min(seeds)) for seeds in drawn)
         largest = max(float(np.max(v)) for v in [*drawn, *(values for _, values in panel.references.values())])
         ax.set(yscale="log", xlabel=panel.across)
-        _count(ax)
+        _whole_numbers(ax)
         ax.set_ylim(least / 2 if least > 0 else None, 1.5 * largest if 0 < largest < math.inf else None)
         ax.set_title(title, fontsize=MIDDLE, parse_math=False)
         ax.grid(alpha=0.3)

@@ -170,8 +170,8 @@ def test_errors_are_inside_the_frame():
 
 
 def test_every_line_has_a_colour_of_its_own():
-    models = {f"m{number}": {"gen": {"1": [50.0], "2": [60.0]}} for number in range(len(plots.COLORS) + 1)}
-    steps = {f"step {number}": np.array([0.6, 0.4]) for number in range(len(plots.COLORS) + 1)}
+    models = {f"m{number}": {"gen": {"1": [50.0], "2": [60.0]}} for number in range(len(plots.COLOURS) + 1)}
+    steps = {f"step {number}": np.array([0.6, 0.4]) for number in range(len(plots.COLOURS) + 1)}
     panels = {"test": plots.Lines({name: ((1, 2), [[0.3, 0.2]]) for name in models}, {}, "loops")}
     for figure in (
         plots.accuracies(models, "words"),
