@@ -354,38 +354,13 @@ def accuracies(
     below = sentences is not None and names is None
     figure = _figure(8, 5.5 if below else 4)
     ax, *rest = figure.subplots(1 + below, sharex=True, squeeze=False, height_ratios=[3, 1][: 1 + below]).flat
-    shown = [(model, subset) for model, subsets in models.items() for subset in subsets]
-    subsets = list(dict.fromkeys(subset for _, subset in shown))
-    groups = [name for name in names or [] if any(name in models[model][subset] for model, subset in shown)]
-    bars = colours_of(len(shown))
-    colors = bars if len(models) == 1 else colours_of(len(models))
-    for number, (model, subset) in enumerate(shown):
-        values = models[model][subset]
-        mean = np.array([np.mean(v) for v in values.values()])
-        low, high = (np.array([reach(v) for v in values.values()]) for reach in (min, max))
-        several = any(len(v) > 1 for v in values.values())
-        called = ", ".join(filter(None, (model, subset)))
-        if names is None:
-            # With several models, colours are models and line styles are subsets.
-            style = {} if len(models) == 1 else {"ls": ("-", "--", ":", "-.")[subsets.index(subset) % 4]}
-            color = colors[number if len(models) == 1 else list(models).index(model)]
-            at = [int(group) for group in values]
-            marker = MARKERS[subsets.index(subset) % len(MARKERS)]
-            ax.plot(at, mean, marker, **{"ls": "-", **style}, color=color, label=called, markersize=3.5)
-            if several:
-                ax.fill_between(at, low, high, color=color, alpha=0.15, lw=0)
-        else:
-            width = 0.8 / len(shown)
-            # The mean of equal numbers may be rounded beyond them.
-            errors = np.maximum([mean - low, high - mean], 0.0) if several else None
-            at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in values]
-            ax.bar(at, mean, width, yerr=errors, label=called, color=bars[number])
-            if sentences is not None and model == next(iter(models)):
-                # Above the axes, where bars of any height leave room.
-                for x, group in zip(at, values, strict=True):
-                    x = x if len(subsets) > 1 else groups.index(group)
-                    n, turned = f"n = {sentences[subset][group]}", 90 * (len(values) * len(subsets) > 12)
-                    ax.text(x, 103, n, fontsize=SMALL, ha="center", va="bottom", rotation=turned)
+    subsets = list(dict.fromkeys(subset for of_model in models.values() for subset in of_model))
+    values = [groups for of_model in models.values() for groups in of_model.values()]
+    groups = [name for name in names or [] if any(name in one for one in values)]
+    if names is None:
+        _means_over_lengths(ax, models, subsets)
+    else:
+        _means_of_groups(ax, models, subsets, groups, sentences)
     if trained is not None:
         ax.axvspan(trained[0] - 0.5, trained[1] + 0.5, color="gray", alpha=0.15, lw=0, label="lengths in training")
     if groups:
@@ -403,6 +378,59 @@ def accuracies(
     if below:
         _numbers_of_sentences(rest[0], {subset: sentences[subset] for subset in subsets}, len(models) == 1)
     return figure
+
+
+def _means_over_lengths(
+    ax: Any, models: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], subsets: Sequence[str]
+) -> None:
+    """Lines. Colours are the subsets of one model, or else the models, whose line styles are subsets."""
+    alone = len(models) == 1
+    colours = colours_of(len(subsets) if alone else len(models))
+    for number, (model, of_model) in enumerate(models.items()):
+        for subset, values in of_model.items():
+            at, (mean, low, high) = [int(group) for group in values], _means_and_ranges(values)
+            place = subsets.index(subset)
+            colour = colours[place if alone else number]
+            style = {"ls": "-" if alone else ("-", "--", ":", "-.")[place % 4], "markersize": 3.5}
+            ax.plot(at, mean, MARKERS[place % len(MARKERS)], color=colour, label=_called(model, subset), **style)
+            if any(len(v) > 1 for v in values.values()):
+                ax.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+
+
+def _means_of_groups(
+    ax: Any,
+    models: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
+    subsets: Sequence[str],
+    groups: Sequence[str],
+    sentences: Mapping[str, Mapping[str, int]] | None,
+) -> None:
+    """Bars, and above the axes the numbers of sentences."""
+    shown = [(model, subset) for model, of_model in models.items() for subset in of_model]
+    colours, width = colours_of(len(shown)), 0.8 / len(shown)
+    for number, (model, subset) in enumerate(shown):
+        values = models[model][subset]
+        mean, low, high = _means_and_ranges(values)
+        # The mean of equal numbers may be rounded beyond them.
+        errors = np.maximum([mean - low, high - mean], 0.0) if any(len(v) > 1 for v in values.values()) else None
+        at = [groups.index(group) - 0.4 + (number + 0.5) * width for group in values]
+        ax.bar(at, mean, width, yerr=errors, label=_called(model, subset), color=colours[number])
+        if sentences is not None and model == next(iter(models)):
+            turned = 90 * (len(values) * len(subsets) > 12)
+            for x, group in zip(at, values, strict=True):
+                x = x if len(subsets) > 1 else groups.index(group)
+                n = f"n = {sentences[subset][group]}"
+                # Above the axes, where bars of any height leave room.
+                ax.text(x, 103, n, fontsize=SMALL, ha="center", va="bottom", rotation=turned)
+
+
+def _means_and_ranges(values: Mapping[str, Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, minimum and maximum of every group."""
+    mean, low, high = (np.array([reach(v) for v in values.values()]) for reach in (np.mean, min, max))
+    return mean, low, high
+
+
+def _called(model: str, subset: str) -> str:
+    return ", ".join(filter(None, (model, subset)))
 
 
 def _numbers_of_sentences(ax: Any, sentences: Mapping[str, Mapping[str, int]], as_lines: bool) -> None:
