@@ -68,7 +68,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         what = "has no dataset.json" if os.path.isdir(folder) else "does not exist"
         raise UsageError(
             f"the data folder {folder or '(none was given)'} {what}: make it with `python -m data_prep` "
-            "(`python -m data_prep --help` lists the datasets)"
+            "(`python -m data_prep --help` lists the datasets; for text of your own, `parallel` or `text`)"
         )
     try:
         with open(path, encoding="utf-8") as stream:

@@ -364,7 +364,8 @@ def main(line: Sequence[str] | None = None) -> int:
     if not text:
         known = set().union(*(section.names | set(map(ranges.flag, section.options)) for section in sections))
         meant = nearest(arguments[0], known | {owner.name for owner in owners()})
-        print(f"error: there is no option and no mechanism named {arguments[0]!r}: {meant}", file=sys.stderr)
+        own = "" if folder or meant.startswith("did you") else "; for one of your own, add --user-dir FOLDER"
+        print(f"error: there is no option and no mechanism named {arguments[0]!r}: {meant}{own}", file=sys.stderr)
         return 2
     print(text, end="")
     return 0

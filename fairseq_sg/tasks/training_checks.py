@@ -10,6 +10,7 @@ from fairseq.logging import metrics
 
 from fairseq_sg.criterions.base import LayerLosses
 from fairseq_sg.errors import UsageError
+from fairseq_sg.tasks.causality import check_decoder
 
 logger = logging.getLogger(__name__)
 #: Metrics whose largest, and whose smallest, value is the best, by how their names begin.
@@ -27,7 +28,8 @@ class TrainingChecks:
         """Called before a checkpoint is looked for and before the first update (``resuming``).
 
         Raises UsageError for options that would end the training at its start or at its first validation, leave out
-        losses of the model, keep the worst checkpoint, or draw other batches in a resumed training.
+        losses of the model, keep the worst checkpoint, or draw other batches in a resumed training; and for a decoder
+        with modules of the user's own that sees later words.
         """
         criterion = trainer.get_criterion()
         if self.emitted_losses and not isinstance(criterion, LayerLosses):
@@ -38,6 +40,8 @@ class TrainingChecks:
         if isinstance(criterion, LayerLosses):
             criterion.check_training(trainer.get_model())
         _check_precision(trainer)
+        if self.target_dictionary is not None:
+            check_decoder(trainer.get_model(), len(self.target_dictionary), trainer.device)
         self._check_batches(trainer.cfg.dataset)
         if getattr(self.cfg, "accuracy_by", None) == "types" and not self.breakdown.types:
             logger.warning("--accuracy-by types logs nothing more: the examples in %s have no types", self.cfg.data)

@@ -441,6 +441,7 @@ def test_the_options_command_with_an_unknown_name():
     code, _, printed = listed("lineer")
     assert code == 2
     assert printed == "error: there is no option and no mechanism named 'lineer': did you mean linear?\n"
+    assert listed("xyzzy")[2].endswith("; for one of your own, add --user-dir FOLDER\n")
 
 
 def test_a_width_that_the_documentation_advises_against(caplog):

@@ -73,6 +73,17 @@ def test_attention_of_a_users_own_directory(data, mine, tmp_path):
     assert "--mean-scale 2.0 has no effect on the chosen mechanisms" in wrong.err.splitlines()[-1]
 
 
+def test_a_decoder_that_sees_later_words(data, mine, tmp_path):
+    """The example of docs/extending.md hides nothing: as a decoder's, it is refused before its first update."""
+    code = (mine / "__init__.py").read_text()
+    (mine / "__init__.py").write_text(code.replace('{"encoder", "cross"}', '{"encoder", "decoder", "cross"}'))
+    options = ["--decoder-attention", "mean", "--user-dir", mine]
+    refused = run("fairseq-train", *training(data, tmp_path / "run", *SHORT, *options), PYTHONPATH=str(REPOSITORY))
+    assert refused.code == 1 and refused.err.splitlines()[-1].startswith(
+        "error: this decoder, which has my_attentions.MeanAttention, sees later words: "
+    )
+
+
 def test_attention_of_a_users_own_directory_under_hydra(data, mine, tmp_path):
     config = ["--config-dir", REPOSITORY / "fairseq_sg" / "config", "--config-name", "scan", "common.cpu=true"]
     config += ["optimization.max_update=1", f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}"]
