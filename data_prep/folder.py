@@ -27,6 +27,7 @@ FORMAT = 2
 MANIFEST = "dataset.json"
 WORKSPACE = ".data_prep-"
 REPLACED = "replaced"  # in a workspace: the folder that the new one replaces
+CHANGED = "has changed since its preparation"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing; they name no file
 
 
@@ -159,15 +160,23 @@ def read_manifest(folder: Path) -> Json:
     return found
 
 
+def missing_file(folder: Path, found: Json) -> str | None:
+    """The first file of ``dataset.json`` that ``folder`` lacks, or None."""
+    return next((name for name in found["files"] if not (folder / name).is_file()), None)
+
+
+def changed_file(folder: Path, found: Json) -> str | None:
+    """The first file of ``folder`` whose hash is not that in ``dataset.json``, or None. It reads them all."""
+    files = {name: (folder / name, digest) for name, digest in found["files"].items()}
+    return next((name for name, (path, digest) in files.items() if path.is_file() and sha256(path) != digest), None)
+
+
 def damage(folder: Path, found: Json) -> str | None:
-    """The first difference between the files of ``folder`` and its ``dataset.json``, or None."""
-    for name, expected in found["files"].items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if sha256(path) != expected:
-            return f"{name} has changed since its preparation"
-    return None
+    """A difference between the files of ``folder`` and its ``dataset.json``, or None."""
+    if (missing := missing_file(folder, found)) is not None:
+        return f"{missing} is missing"
+    changed = changed_file(folder, found)
+    return None if changed is None else f"{changed} {CHANGED}"
 
 
 def verify(folder: Path) -> int:
@@ -197,10 +206,14 @@ def check_same(out: Path, request: Json) -> None:
         for key in {**here, **there}
         if there.get(key) != here.get(key)
     ]
-    problem = ", ".join(differences) or damage(out, found)
-    if problem is not None:
+    missing = missing_file(out, found)
+    if differences or missing is not None:
+        problem = ", ".join(differences) or f"{missing} is missing"
         fix = "choose another --out" + ("" if has_old_order(found) else ", or replace it by --overwrite")
         raise DataError(f"exists, but {problem}: {fix}", out)
+    changed = changed_file(out, found)
+    if changed is not None:
+        raise DataError(f"exists, but {changed} {CHANGED}: choose another --out, or move the folder away", out)
     if has_old_order(found):
         raise DataError(
             "exists, made by an earlier version with another order of words: choose another --out. Models "
@@ -211,11 +224,16 @@ def check_same(out: Path, request: Json) -> None:
 
 
 def check_replaceable(out: Path) -> None:
-    """Raises DataError unless ``out`` holds only a prepared dataset, without files of the user."""
+    """Raises DataError unless ``out`` holds only a prepared dataset, without files that the user added or changed."""
     found = read_manifest(out)
     foreign = next((name for name in files_in(out) if name not in found["files"]), None)
     if foreign is not None:
         raise DataError(f"--overwrite would delete {foreign}, which is not part of this dataset: move it away", out)
+    changed = changed_file(out, found)
+    if changed is not None:
+        raise DataError(
+            f"--overwrite would delete {changed}, which {CHANGED}: move it away, or delete the folder yourself", out
+        )
 
 
 def lock_file(path: Path, create: bool = True) -> FileIO | None:
