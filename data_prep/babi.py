@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from data_prep.binarize import check_words
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import (
     DataError,
@@ -161,8 +162,13 @@ class Babi(Dataset):
             found = list(stories(path, data))
             for rows in found[:-1] if options.drop_last else found:
                 parts[part].append((render(rows, options.think), f"task_{task}"))
-        if not all(parts.values()):
-            raise DataError("the files have no story", sources.archive or sources.raw_dir)
+        # A file has at least one story.
+        empty = next((part for part, found in parts.items() if not found), None)
+        if empty is not None:
+            raise DataError(
+                f"--drop-last left no story: every {empty} file has only one; omit it, or name more --tasks",
+                sources.archive or sources.raw_dir,
+            )
         train, held_out = [pair for pair, _ in parts["train"]], []
         types = {pair.source: kind for pair, kind in parts["train"]}
         if options.holdout:
@@ -195,7 +201,8 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
     """The stories of a file.
 
     Raises DataError for a line that is not ``1 Mary moved to the hall.`` or ``2 Where is Mary?<tab>hall<tab>1``, for
-    numbers that do not count up, and for a story that does not end in a question.
+    numbers that do not count up, for a story that does not end in a question, for the answer ``-``, and for a word that
+    is one of fairseq's specials.
     """
     rows: list[Row] = []
     for number, line in enumerate(split_lines(path, data), start=1):
@@ -220,7 +227,11 @@ def stories(path: Path, data: bytes) -> Iterator[list[Row]]:
         answer = columns[1].lower().split(",") if len(columns) == 3 else []
         if any(not word or len(word.split()) != 1 for word in answer) or not words(columns[0]):
             raise DataError(f"an empty sentence or answer: {shorten(line)}", path, number)
-        rows.append((words(columns[0]), [word.strip() for word in answer]))
+        row = words(columns[0]), [word.strip() for word in answer]
+        if BLANK in row[1]:
+            raise DataError(f"the answer is {BLANK!r}, which means 'no label' here: write another word", path, number)
+        check_words([*row[0], *row[1]], path, number)
+        rows.append(row)
     yield checked(rows, path, number)
 
 

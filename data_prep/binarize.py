@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 LANGUAGES = ("src", "tgt")
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's, which cannot be words
+RESERVED = frozenset(SPECIALS)
+
+
+def check_words(words: Collection[str], path: str | os.PathLike[str], line: int | None = None, place: str = "") -> None:
+    """Raises DataError for a word that is one of fairseq's specials; ``place`` in the file begins its message."""
+    if not RESERVED.isdisjoint(words):
+        word = next(word for word in words if word in RESERVED)
+        raise DataError(f"{place}{word} is a special symbol of fairseq and cannot be a word", path, line)
 
 
 def require_fairseq(otherwise: str = "") -> None:
@@ -138,15 +146,12 @@ def make_dictionary(texts: Iterable[Path], words: Iterable[str] = ()) -> Diction
     from fairseq.data import Dictionary
 
     dictionary = Dictionary()
-    specials = set(dictionary.symbols)
     counts = Counter(dict.fromkeys(words, 0))
     for text in texts:
         lines = progress(lines_of(text), f"counting words of {text.name}", unit=" lines")
         for number, line in enumerate(lines, start=1):
             found = line.split()
-            if not specials.isdisjoint(found):
-                word = next(word for word in found if word in specials)
-                raise DataError(f"{word} is a special symbol of fairseq and cannot be a word", text.name, number)
+            check_words(found, text.name, number)
             counts.update(found)
     for word in sorted(counts):
         dictionary.add_symbol(word, n=counts[word])

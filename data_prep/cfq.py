@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from data_prep.binarize import check_words
 from data_prep.corpus import Corpus, Subset
 from data_prep.dataset import (
     DataError,
@@ -299,15 +300,15 @@ def read_pairs(stream: BinaryIO, path: Path) -> list[Pair]:
     """Returns question and query of every record of dataset.json, split into words. Raises DataError."""
     pairs = []
     for number, record in enumerate(progress(records(stream, path), "reading dataset.json", unit=" records")):
+        place = f"record {number:,} (counted from 0)"
         for key in KEYS:
             if not isinstance(record.get(key), str):
-                raise DataError(f"record {number:,} (counted from 0) has no text {key}", path)
+                raise DataError(f"{place} has no text {key}", path)
         pair = Pair(question_words(record[KEYS[0]]), query_words(record[KEYS[1]]))
         for key, text in zip(KEYS, pair, strict=True):
             if not text or not text.isprintable():
-                raise DataError(
-                    f"record {number:,} (counted from 0): {key} does not consist of words: {text[:60]!a}", path
-                )
+                raise DataError(f"{place}: {key} does not consist of words: {text[:60]!a}", path)
+        check_words(pair.target.split(" "), path, place=f"{place}: ")  # marks are words of their own in a question
         pairs.append(pair)
     return pairs
 

@@ -70,7 +70,7 @@ def test_a_story_is_one_sequence(folder, run, read_subset, tmp_path):
 
 def test_options(folder, run, read_subset, tmp_path):
     result = prepare(run, tmp_path / "a", "--raw-dir", folder, "--think", 0, "--drop-last", "--holdout", 0)
-    assert result.code == 1 and "the files have no story" in result.err  # those of test have only a last one
+    assert result.code == 1 and "--drop-last left no story: every test file has only one" in result.err
     few = "qa1_single-supporting-fact_test.txt", "qa8_lists-sets_test.txt"
     for name in few:
         path = folder / "tasks_1-20_v1-2" / "en-10k" / name
@@ -166,6 +166,9 @@ def test_the_hash_is_that_of_the_stories(folder, run, tmp_path, monkeypatch):
         ("1 Where?\thall\t1\n1 Mary moved.\n", 2, "the story ends here without a question: is the file cut off?"),
         ("1 Mary moved.\n1 Where?\thall\t1\n", 1, "the story ends here without a question"),
         ("1 Where?\thall\t1\n2 Mary moved.\n3 John moved.\n", 3, "the story ends here without a question"),
+        ("1 Mary moved.\n2 Where?\thall,-\t1\n", 2, "the answer is '-', which means 'no label' here"),
+        ("1 Mary moved.\n2 Where?\t<UNK>\t1\n", 2, "<unk> is a special symbol of fairseq and cannot be a word"),
+        ("1 Mary <s> moved.\n2 Where?\thall\t1\n", 1, "<s> is a special symbol of fairseq and cannot be a word"),
     ],
 )
 def test_broken_files(text, line, message):

@@ -341,8 +341,9 @@ def test_any_split_file_is_positions_or_an_error(data: bytes) -> None:
             "record 1 (counted from 0): sparqlPatternModEntities does not consist of words: 'a\\ud800'",
         ),
         (record(query="a\0"), "record 1 (counted from 0): sparqlPatternModEntities does not consist of words"),
+        (record(query="a ns:<s> b"), "record 1 (counted from 0): <s> is a special symbol of fairseq and cannot be"),
     ],
-    ids=["no-query", "no-question", "number", "null", "empty", "surrogate", "control"],
+    ids=["no-query", "no-question", "number", "null", "empty", "surrogate", "control", "special"],
 )
 def test_record_without_its_texts(wrong: dict, message: str) -> None:
     with pytest.raises(DataError) as caught:
