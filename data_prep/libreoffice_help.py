@@ -64,6 +64,7 @@ DEFAULT_SEED = 1
 PARAGRAPHS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 HEADER_END, FOOTER = '<div id="DisplayArea"', "<footer>"  # the text is between them
+REPEATED = "nearly in another subset"  # why a pair is omitted from train
 Pages = dict[str, bytes]  # path below the folder ``text`` -> HTML
 Key = tuple[str, int]  # the id of a paragraph and how often the page had it before
 Paragraphs = dict[str, dict[Key, str]]  # page -> key -> text
@@ -149,6 +150,12 @@ class LibreOfficeHelp(Dataset):
         found = align(*sides)
         kept = distinct(found.pairs)
         split = split_by_page(kept.pairs, options.shares, options.seed)
+        if not split.subsets["train"]:
+            raise DataError(
+                f"no pair is left to train on: all {split.left_out[REPEATED]:,} nearly repeat one of valid or test: "
+                "lower --valid-share and --test-share",
+                sources.raw_dir,
+            )
         dropped = found.dropped | kept.dropped
         membership = f"{count(kept.pairs):,} pairs of {len(kept.pairs):,} pages; dropped: " + ", ".join(
             f"{number:,} {reason}" for reason, number in dropped.items()
@@ -270,7 +277,7 @@ def digest(pages: Pages) -> str:
     """The hash of all pages and their names: the same for a package and for its unpacked folder."""
     found = hashlib.sha256()
     for name, page in pages.items():
-        found.update(f"{name}\0{len(page)}\0".encode())
+        found.update(f"{name}\0{len(page)}\0".encode(errors="surrogateescape"))  # a name need not be UTF-8
         found.update(page)
     return found.hexdigest()
 
@@ -345,14 +352,18 @@ class Reader(HTMLParser):
 
 
 def read_paragraphs(path: Path, pages: Pages) -> Paragraphs:
-    """The paragraphs of the pages of ``path``. Raises DataError for a page that is not UTF-8."""
+    """The paragraphs of the pages of ``path``. Raises DataError for a page that is not UTF-8, or no HTML."""
     found = {}
     for name, page in progress(pages.items(), f"reading {path.name}", len(pages)):
+        file = path / "text" / name
         lines = page.split(b"\n")
         reader = Reader()
-        text = "\n".join(decode_utf8(path / name, number, line) for number, line in enumerate(lines, start=1))
-        reader.feed(text.partition(HEADER_END)[2].partition(FOOTER)[0])
-        reader.close()
+        text = "\n".join(decode_utf8(file, number, line) for number, line in enumerate(lines, start=1))
+        try:
+            reader.feed(text.partition(HEADER_END)[2].partition(FOOTER)[0])
+            reader.close()
+        except AssertionError as error:  # of HTMLParser, for an unknown or unfinished <![…
+            raise DataError(f"is no complete HTML ({error}): get the page again", file) from error
         found[name] = reader.paragraphs
     return found
 
@@ -420,7 +431,7 @@ def split_by_page(pages: dict[str, list[Pair]], shares: Mapping[str, float], see
     }
     tested = {text for name in subsets if name != "train" for pair in subsets[name] for text in outlines(pair)}
     train = [pair for pair in subsets["train"] if tested.isdisjoint(outlines(pair))]
-    return Split(subsets | {"train": train}, {"nearly in another subset": len(subsets["train"]) - len(train)})
+    return Split(subsets | {"train": train}, {REPEATED: len(subsets["train"]) - len(train)})
 
 
 def outlines(pair: Pair) -> set[tuple[int, str]]:

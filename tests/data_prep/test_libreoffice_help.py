@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import os
 import random
 import re
 import shutil
@@ -87,7 +88,16 @@ def test_ids_of_paragraphs() -> None:
 def test_page_that_is_not_utf8() -> None:
     with pytest.raises(DataError, match="not UTF-8") as caught:
         read_paragraphs(Path("help/de"), {"a/b.html": page("<p id='a'>\n") + b"\xff"})
-    assert (caught.value.path, caught.value.line) == (Path("help/de/a/b.html"), 2)
+    assert (caught.value.path, caught.value.line) == (Path("help/de/text/a/b.html"), 2)
+
+
+@pytest.mark.parametrize("wrong", ["<![bad[ x ]]>", "<![ endif"], ids=["unknown", "cut-off"])
+def test_page_that_is_no_html(wrong: str) -> None:
+    """Newer versions of Python take such marks for comments."""
+    try:
+        assert read_paragraphs(Path("help"), {"a.html": page(f"<p id='a'>x</p>{wrong}")})["a.html"]["a", 0] == "x"
+    except DataError as error:
+        assert error.path == Path("help/text/a.html") and "is no complete HTML" in error.message
 
 
 # ---- pairs
@@ -266,6 +276,30 @@ def test_all_sources_give_the_same_bytes(run, packages: Path, help_of: MakeHelp,
         "left_out_of_train": {"nearly in another subset": 0},
         "subwords": "",
     }
+
+
+def test_names_that_are_not_utf8(run, help_of: MakeHelp, tmp_path: Path) -> None:
+    """A package and its folder have the same pages, whatever their names are."""
+    installed, folder = help_of(), tmp_path / "packages"
+    folder.mkdir()
+    for name in ("en-US", "de"):
+        path = installed / name / "text" / "shared"
+        (path / "c.html").rename(path / os.fsdecode(b"\xfc.html"))
+        package(installed, name, folder / f"libreoffice-help-{name.lower()}_7.4.7-1_all.deb")
+    for out, pages in {"a": installed, "b": folder}.items():
+        result = run("libreoffice_help", *OPTIONS, *SIZE, "--raw-dir", pages, "--raw-only", "--out", tmp_path / out)
+        assert (result.code, result.err) == (0, "")
+    assert (tmp_path / "a" / "dataset.json").read_bytes() == (tmp_path / "b" / "dataset.json").read_bytes()
+
+
+def test_training_that_only_repeats(run, help_of: MakeHelp, tmp_path: Path) -> None:
+    installed = help_of()
+    for name, word in (("en-US", "Page"), ("de", "Seite")):
+        for number, path in enumerate(sorted((installed / name).rglob("*.html"))):
+            path.write_bytes(page(f'<p id="a">{word} {number}</p><p id="b">{number} {word}</p>'))
+    result = run("libreoffice_help", *OPTIONS, *SIZE, "--raw-dir", installed, "--out", tmp_path / "out")
+    message = "no pair is left to train on: all 4 nearly repeat one of valid or test"
+    assert result == (1, "", f"error: {installed}: {message}: lower --valid-share and --test-share\n")
 
 
 def test_direction_and_lengths(run, packages: Path, tmp_path: Path) -> None:
