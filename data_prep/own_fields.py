@@ -5,8 +5,8 @@
 
 ``--raw-dir`` has ``SUBSET.input.npy`` and ``SUBSET.target.npy`` of ``train``, ``valid`` and ``test``, and perhaps of
 further tests, such as ``test_512`` on another grid. Inputs and targets are on the same points; on a square without a
-period, targets may be on a coarser grid (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or with
-``--periodic`` x_i = i/n.
+period, targets may be on another grid, coarser or finer (``--coarse-output``). A side is [0, 1]: x_i = i/(n − 1), or
+with ``--periodic`` x_i = i/n.
 
 The values are rounded to float32.
 
@@ -15,7 +15,8 @@ Source: yours.
 
 from __future__ import annotations
 
-import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,20 +54,28 @@ class OwnFieldFiles(Sources):
                     raise DataError(f"has no {path.name}: every subset needs an input and a target", self.raw_dir)
         return found
 
-    def read(self, path: Path) -> np.ndarray:
-        """The array of a file, float32. Raises DataError for a damaged file, and for other than real numbers."""
+    def read(self, path: Path, name: str) -> np.ndarray:
+        """The array of a file, float32, the input or the target by its ``name``.
+
+        Raises DataError for a damaged file, for other than real numbers, and for a target that is 0 only as float32.
+        """
         self.watch(path)  # another pass hashes it
-        try:
+        with as_data_errors(path):
             values = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"is no complete .npy file of numbers ({error}): write it by numpy.save", path) from None
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
             raise DataError("has no real numbers: write an array of floats by numpy.save", path)
-        with np.errstate(over="ignore"):
-            values = values.astype(np.float32)
-        if not np.isfinite(values).all():
+        with np.errstate(over="ignore", under="ignore"), as_data_errors(path):
+            rounded = values.astype(np.float32)
+        if not np.isfinite(rounded).all():
             raise DataError("has values that are no finite float32 numbers", path)
-        return values
+        if name == "target":
+            points = tuple(range(1, values.ndim))
+            lost = np.flatnonzero(values.any(points) & ~rounded.any(points))
+            if len(lost):
+                raise DataError(
+                    f"function {lost[0]} becomes 0 everywhere when it is rounded to float32: scale the targets up", path
+                )
+        return rounded
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class OwnFields(Dataset):
 
     def build(self, options: OwnFieldOptions, sources: OwnFieldFiles) -> Fields:
         paths = sources.paths()
-        arrays = {subset: {name: sources.read(path) for name, path in of.items()} for subset, of in paths.items()}
+        arrays = {subset: {name: sources.read(path, name) for name, path in of.items()} for subset, of in paths.items()}
         train = arrays["train"]
         check_shape(paths["train"]["input"], train["input"].shape, (2, 3))
         fitted: dict[bytes, str] = {}  # function -> train or valid, on which the best checkpoint is chosen
@@ -118,6 +127,19 @@ class OwnFields(Dataset):
             updates=EPOCHS * max(1, len(train["input"]) // BATCH),
             origin={"files": [sources.describe(path.name, path) for of in paths.values() for path in of.values()]},
         )
+
+
+@contextmanager
+def as_data_errors(path: Path) -> Iterator[None]:
+    """Converts errors of a damaged file to DataError: numpy raises many kinds of them for a damaged header."""
+    try:
+        yield
+    except OSError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"does not fit into memory, or is damaged ({error}): give fewer functions", path) from error
+    except Exception as error:
+        raise DataError(f"is no complete .npy file of numbers ({error}): write it by numpy.save", path) from error
 
 
 def check_apart(path: Path, inputs: np.ndarray, others: dict[bytes, str]) -> None:

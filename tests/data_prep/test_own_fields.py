@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,8 @@ def write_folder(folder: Path, *shape: int, target: tuple[int, ...] = ()) -> Pat
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((16,), {}), ((9, 9), {}), ((9, 9), {"target": (4, 4)})],
-    ids=["line", "square", "coarse"],
+    [((16,), {}), ((9, 9), {}), ((9, 9), {"target": (4, 4)}), ((8, 8), {"target": (15, 15)})],
+    ids=["line", "square", "coarse", "fine"],
 )
 def test_the_printed_command_trains(shape, options, run, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine", *shape, **options)
@@ -86,11 +87,31 @@ def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
 
 
+def with_shape(shape: str) -> Callable[[Path], object]:
+    """Writes a file with this shape in its header, and 80 bytes of numbers."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return lambda path: path.write_bytes(b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header + bytes(80))
+
+
+def test_file_beyond_the_memory(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(path: Path, allow_pickle: bool) -> None:
+        raise MemoryError("no 7 TiB")
+
+    folder = write_folder(tmp_path / "mine", 16)
+    monkeypatch.setattr(np, "load", load)
+    message = "does not fit into memory, or is damaged (no 7 TiB): give fewer functions"
+    result = run("fields", "--raw-dir", folder, "--out", tmp_path / "out")
+    assert result == (1, "", f"error: {folder / 'train.input.npy'}: {message}\n")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda path: path.unlink(), "has no valid.target.npy: every subset needs an input and a target"),
         (truncated, "is no complete .npy file of numbers"),
+        (with_shape("(1" + 30 * "0" + ",)"), "valid.target.npy: is no complete .npy file of numbers"),
+        (with_shape("(True,)"), "valid.target.npy: is no complete .npy file of numbers"),
+        (with_shape("(3, 16"), "valid.target.npy: is no complete .npy file of numbers"),
         (lambda path: np.save(path, np.array(["a"] * 3)), "has no real numbers: write an array of floats"),
         (lambda path: np.save(path, np.full((3, 16), np.nan)), "has values that are no finite float32 numbers"),
         (lambda path: np.save(path, np.ones((3, 8))), "valid.target.npy: has another grid than train"),
@@ -105,8 +126,12 @@ def truncated(path: Path) -> None:
             lambda path: np.save(path, np.zeros((3, 16))),
             "target 0 of the subset valid is 0 everywhere, and has no relative error",
         ),
+        (
+            lambda path: np.save(path, np.full((3, 16), 1e-300)),
+            "valid.target.npy: function 0 becomes 0 everywhere when it is rounded to float32: scale the targets up",
+        ),
     ],
-    ids="missing truncated text nan points square line number rows zero".split(),
+    ids="missing truncated huge boolean open text nan points square line number rows zero tiny".split(),
 )
 def test_files_that_do_not_fit(damage, message, run, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine", 16)
