@@ -369,10 +369,15 @@ def make_corpus(
 ) -> Corpus:
     """Makes the subsets from the files or from generated questions; ``holdout`` of every difficulty become valid.
 
-    Raises DataError if a difficulty has no more questions than that, or if a subset has not its published size.
+    Raises DataError if a difficulty has no more questions than that, if all questions of a file occur before it, or if
+    a subset has not its published size.
     """
     contents = {regime: contents[regime] for regime in regimes(module)}
     kept = different(contents)
+    for regime, place in zip(contents, places(module)):
+        if len(contents[regime]) and not len(kept[regime]):
+            fix = "is it the right file?" if "files" in origin else "choose another --generate"
+            raise DataError(f"all {len(contents[regime]):,} questions of {place} are in the files before it: {fix}")
     training, drawn = {}, {}
     for regime in REGIMES[:3]:
         indices = kept[regime]

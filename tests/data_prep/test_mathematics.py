@@ -148,6 +148,11 @@ def test_subsets_are_those_of_the_reference(files: list[list[Pair]], holdout: in
                 seen.add(pair.source)
                 kept[-1].append(pair)
     contents = dict(zip(REGIMES, map(PackedPairs, files), strict=True))
+    nothing_new = next((place for place, pairs in zip(places(MODULE), kept, strict=True) if not pairs), None)
+    if nothing_new is not None:
+        with pytest.raises(DataError, match=f"^all [0-9]+ questions of {nothing_new} are in the files before it: "):
+            make_corpus(MODULE, contents, holdout, {}, "", {})
+        return
     if min(map(len, kept[:3])) <= holdout:
         with pytest.raises(DataError, match=r"train-\w+ has \d+ different questions, too few for a valid set of \d"):
             make_corpus(MODULE, contents, holdout, {}, "", {})
@@ -365,10 +370,15 @@ def test_published_sizes_are_checked(run, archive, monkeypatch: pytest.MonkeyPat
         (entries(train_hard=b"What is 1?\n1\n2\n"), "train-hard/arithmetic__add_or_sub.txt:3: the question '2' has no"),
         (entries(extrapolate=b"What is 1?\n\n"), "extrapolate/arithmetic__add_or_sub_big.txt:2: empty line"),
         (entries(train_easy=b"a\nb\na\nc\n"), "train-easy has 1 different questions, too few for a valid set of 1"),
-        (entries(interpolate=sums("train-easy")), "subset interpolate is empty"),
+        (
+            entries(interpolate=sums("train-easy")),
+            "questions of interpolate/arithmetic__add_or_sub.txt are in the files before it: is it the right file?",
+        ),
+        (entries(extrapolate=sums("train-hard")), "questions of extrapolate/arithmetic__add_or_sub_big.txt are in"),
+        (entries(train_medium=sums("train-easy")), "questions of train-medium/arithmetic__add_or_sub.txt are in"),
         (entries(train_medium=b""), "few for a valid set of 1: the file has 0 of 666,666: get it again"),
     ],
-    ids=["odd", "empty-line", "too-few", "nothing-new", "empty-file"],
+    ids=["odd", "empty-line", "too-few", "nothing-new", "nothing-new-in-gen", "nothing-new-in-train", "empty-file"],
 )
 def test_wrong_files(files: dict[str, bytes], message: str, run, archive, tmp_path: Path) -> None:
     options = ["mathematics", "--module", MODULE, "--holdout", 1, "--raw-only", "--out", tmp_path / "out"]
