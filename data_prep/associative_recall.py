@@ -11,8 +11,8 @@ has 4 B + 7 rows.
     valid           1,000 (``--test``) of the same kind; none of them is in train
     gen             1,000 with B of ``--test-blocks``
 
-Line N of raw/SUBSET.type is the number of blocks, ``blocks_12``. The defaults are the published sizes. The published
-code draws new examples in every step, and all of a batch have the same B.
+Line N of raw/valid.type and of raw/gen.type is the number of blocks, ``blocks_12``. The defaults are the published
+sizes. The published code draws new examples in every step, and all of a batch have the same B.
 
 Source: generated; Csordás 2023, section 2.3 and appendix A.2, and github.com/RobertCsordas/dnc.
 """

@@ -11,9 +11,10 @@ whose keys are the labels. A row has ``--bits`` bits, half of them of its key.
     valid           1,000 (``--test``) of the same kind; none of them is in train
     gen             1,000 with L of ``--test-lengths``
 
-Line N of raw/SUBSET.type is the number of rows, ``rows_12``. Keys are distinct, and in the first part ascending, as in
-the released code; ``--order random`` leaves them as they are drawn. Values are drawn with repetitions for keys alone.
-With both queries they are distinct, as a repeated value has no one key; ``--repeat-values`` is the released code.
+Line N of raw/valid.type and of raw/gen.type is the number of rows, ``rows_12``. Keys are distinct, and in the first
+part ascending, as in the released code; ``--order random`` leaves them as they are drawn. Values are drawn with
+repetitions for keys alone. With both queries they are distinct, as a repeated value has no one key;
+``--repeat-values`` is the released code.
 
 The released code has rows of 12 bits (the default); appendix A.2 of Csordás 2023 has 16. It draws new examples in every
 step, and all of a batch have the same L.

@@ -12,7 +12,8 @@ than a small memory has cells, so cells must be used again.
     gen_repeats     1,000 with N of ``--test-repeats`` and every L of ``--lengths``
     gen_lengths     1,000 with N of ``--repeats`` and every L of ``--test-lengths``
 
-Line N of raw/SUBSET.type is the number of blocks, ``repeats_8``, or in gen_lengths the length of the longest block.
+Line N of raw/SUBSET.type is the number of blocks, ``repeats_8``, or in gen_lengths the length of the longest block;
+train has no such file.
 
 The defaults, N of 1 to 8 and L of 2 to 14, are those of the released code. Appendix A.2 of Csordás 2023 has them the
 other way round, L of 1 to 8 and N of 2 to 14, which does not fit its Figure 2.4. The released code draws new examples
