@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.binarize import LANGUAGES, binarize, link_labels
-from data_prep.dataset import DataError, Dataset, Json, Material, Pair, shorten
+from data_prep.dataset import DataError, Dataset, Json, Material, Pair, shell_word, shorten
 from data_prep.text import write_lines
 
 FAIRSEQ_LONGEST = 1_024  # maximum tokens with the begin and end symbols, unless an option raises it
@@ -272,7 +272,7 @@ class Corpus(Material):
         if self.labels:
             forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg {form} {validation} --optimizer torch_adam "
+            f"fairseq-train {shell_word(out)} --user-dir fairseq_sg {form} {validation} --optimizer torch_adam "
             f"--lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1 --max-update {UPDATES} "
             f"{saving(out, UPDATES, validates, suffix)}"
             for suffix, form in forms.items()

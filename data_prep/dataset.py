@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import zlib
 from abc import ABC, abstractmethod
@@ -42,6 +43,12 @@ class DataError(ValueError):
 def shorten(text: str) -> str:
     """Quotes ``text`` for a message: on one line, and short."""
     return repr(text if len(text) <= 60 else text[:59] + "…")
+
+
+def shell_word(path: Path) -> str:
+    """A path as one word of a shell command, which is no option if the path begins with ``-``."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 class Pair(NamedTuple):

@@ -11,7 +11,7 @@ computed in float64 and rounded to float32. Matrix products (``@``) depend in th
 from __future__ import annotations
 
 import argparse
-import shlex
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from data_prep.dataset import (
     check_path,
     option,
     seed_number,
+    shell_word,
     shorten,
     whole_number,
 )
@@ -109,7 +110,7 @@ def spectral_derivative(f: np.ndarray) -> np.ndarray:
 def grids(text: str) -> tuple[int, ...]:
     """Argument type: numbers of points, separated by commas, in order and once each; ``none`` for none."""
     words = [] if text == "none" else text.split(",")
-    if not all(word.strip().isdecimal() and 2 <= int(word) <= 1 << 20 for word in words):
+    if not all(re.fullmatch(r"\s*\d{1,7}\s*", word) and 2 <= int(word) <= 1 << 20 for word in words):
         raise argparse.ArgumentTypeError(f"must be numbers of points such as 512,1024, or none, not {shorten(text)}")
     return tuple(sorted({int(word) for word in words}))
 
@@ -342,7 +343,7 @@ class Fields(ArrayMaterial):
     def training_commands(self, dataset: Dataset, out: Path) -> list[str]:
         """With the published sizes and schedule."""
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_operator {self.recommended} "
+            f"fairseq-train {shell_word(out)} --user-dir fairseq_sg --task sg_operator {self.recommended} "
             f"--criterion relative_l2 --required-batch-size-multiple 1 --valid-subset valid "
             f"--best-checkpoint-metric relative_l2 --optimizer torch_adam --lr 1e-3 --lr-scheduler one_cycle "
             f"--max-update {self.updates} {saving(out, self.updates, validates=True)}"

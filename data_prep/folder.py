@@ -41,7 +41,7 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
     def request() -> Json:
         return {"dataset": dataset.name, **options.request(sources), "raw_only": args.raw_only}
 
-    out = Path(os.path.realpath(args.out))
+    out = real_path(args.out)
     discard_dead(out)
     replace = is_occupied(out)
     if replace and args.overwrite:
@@ -75,6 +75,14 @@ def prepare(dataset: Dataset, args: argparse.Namespace) -> None:
         commands = material.training_commands(dataset, args.out)
         lines += [start + command for start, command in zip(("next: ", *["  or: "] * len(commands)), commands)]
     say(lines)
+
+
+def real_path(out: Path) -> Path:
+    """``--out`` as an absolute path without links. Raises DataError for a relative one without a current folder."""
+    try:
+        return Path(os.path.realpath(out))
+    except FileNotFoundError:
+        raise DataError("the current folder is gone: give --out as an absolute path", out) from None
 
 
 def say(lines: list[str]) -> None:

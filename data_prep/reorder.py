@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.binarize import LANGUAGES, binarize, binarize_like, link_labels, require_fairseq
 from data_prep.dataset import DataError, Dataset, Json, Material, Options, Sources, UsageError, option
-from data_prep.folder import MANIFEST, files_in, read_manifest, verify
+from data_prep.folder import MANIFEST, files_in, read_manifest, real_path, verify
 
 DICTIONARIES = tuple(f"dict.{language}.txt" for language in LANGUAGES)
 LIKE = "reordered_like"  # the entry of the request
@@ -65,7 +65,7 @@ class Reorder(Dataset):
         self.datasets = datasets
 
     def read(self, args: argparse.Namespace) -> tuple[Options, Sources]:
-        out = Path(os.path.realpath(args.out))
+        out = real_path(args.out)
         for name, folder in (("FOLDER", args.folder), ("--like", args.like)):
             if folder is None:
                 continue

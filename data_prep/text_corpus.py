@@ -8,7 +8,6 @@ line or one block at a time.
 from __future__ import annotations
 
 import codecs
-import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.binarize import SPECIALS, write_indexed
 from data_prep.corpus import saving
-from data_prep.dataset import DataError, Dataset, Json, Material
+from data_prep.dataset import DataError, Dataset, Json, Material, shell_word
 from data_prep.progress import progress
 from data_prep.subwords import Subwords
 
@@ -180,7 +179,7 @@ class TextCorpus(Material):
         validation = f"--valid-subset {names} --batch-size-valid 4" if validates else "--disable-validation"
         context = self.unit.context
         command = (
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_language_modeling --arch "
+            f"fairseq-train {shell_word(out)} --user-dir fairseq_sg --task sg_language_modeling --arch "
             f"{dataset.arch}_{self.unit.size} --decoder-attention relative --attention-scale learned "
             f"--attention-dropout 0 --criterion cross_entropy_orthogonality --tokens-per-sample {context} "
             f"--memory-length {context} --eval-memory-length {4 * context} --batch-size {self.unit.batch} "

@@ -32,7 +32,6 @@ Source: generated; Garg et al. 2022 and github.com/dtsip/in-context-learning.
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +41,17 @@ import numpy as np
 
 from data_prep.arrays import ArrayMaterial
 from data_prep.corpus import saving
-from data_prep.dataset import Dataset, Json, Options, Sources, UsageError, number_between, option, whole_number
+from data_prep.dataset import (
+    Dataset,
+    Json,
+    Options,
+    Sources,
+    UsageError,
+    number_between,
+    option,
+    shell_word,
+    whole_number,
+)
 from data_prep.draws import seed_option
 from data_prep.in_context.functions import FUNCTIONS
 from data_prep.in_context.prompts import VERSION, Prompts
@@ -188,7 +197,7 @@ class FrozenPrompts(ArrayMaterial):
         """For the sizes of the article on linear transformers, with a position for every token."""
         tokens = 2 * self.prompts.examples + 1
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_regression --arch {dataset.arch} "
+            f"fairseq-train {shell_word(out)} --user-dir fairseq_sg --task sg_regression --arch {dataset.arch} "
             f"--learned-positions {tokens} --criterion regression --valid-subset valid --batch-size-valid 480 "
             f"--best-checkpoint-metric mse_last --optimizer torch_adam --lr 1e-3 --batch-size 64 "
             f"--max-update {UPDATES} {saving(out, UPDATES, validates=True)}"

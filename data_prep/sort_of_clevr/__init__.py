@@ -37,7 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.arrays import ArrayMaterial, Arrays
-from data_prep.dataset import DataError, Dataset, Json, Options, Sources, option, whole_number
+from data_prep.dataset import DataError, Dataset, Json, Options, Sources, option, shell_word, whole_number
 from data_prep.draws import seed_option
 from data_prep.sort_of_clevr.questions import (
     ANSWERS,
@@ -187,7 +187,7 @@ class Scenes(ArrayMaterial):
         """The published training: 100 epochs, each followed by an evaluation."""
         folder = shlex.quote(str(Path("checkpoints") / out.resolve().name))
         return [
-            f"fairseq-train {shlex.quote(str(out))} --user-dir fairseq_sg --task sg_visual_qa --arch {dataset.arch} "
+            f"fairseq-train {shell_word(out)} --user-dir fairseq_sg --task sg_visual_qa --arch {dataset.arch} "
             f"--criterion classification --valid-subset valid,test --batch-size-valid 500 "
             f"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --optimizer torch_adam --lr 1e-4 "
             f"--batch-size 64 --required-batch-size-multiple 1 --max-epoch 100 --no-epoch-checkpoints "

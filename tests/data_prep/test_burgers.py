@@ -204,6 +204,7 @@ def test_default_test_grids_are_those_that_fit(options, grids, tmp_path):
         ("--points 101 --grid 101 --test-grids none", "--points 101 is odd"),
         ("--train 200000", "the subset train would have 409,600,000 numbers"),
         ("--test-grids 1e3", "must be numbers of points such as 512,1024"),
+        (f"--test-grids {'9' * 5000}", f"such as 512,1024, or none, not '{'9' * 59}…'"),
         ("--viscosity 0", "must be a number above 0"),
         ("--viscosity 0.01", "Choose a larger --viscosity"),
         ("--period 1 --time 10", "at --time 10 little but rounding is left of a wave: choose a smaller --time"),

@@ -245,6 +245,16 @@ def test_current_folder_that_was_removed(run, tmp_path: Path, monkeypatch) -> No
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert run(*SMALL, "--out", tmp_path / "out").code == 0
+    message = "error: out: the current folder is gone: give --out as an absolute path\n"
+    assert run(*SMALL, "--out", "out") == (1, "", message)
+    assert run("reorder", tmp_path / "out", "--out", "out") == (1, "", message)
+
+
+def test_a_folder_like_an_option_is_printed_as_a_folder(run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = "--points 16 --grid 16 --train 2 --valid 1 --test 1".split()
+    result = run("burgers", *sizes, "--out=-y")
+    assert result.code == 0 and "\nnext: fairseq-train ./-y --user-dir" in result.out, result.err
 
 
 def test_mount_point_is_refused_before_the_work(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
