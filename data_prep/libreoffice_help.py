@@ -152,8 +152,8 @@ class LibreOfficeHelp(Dataset):
         split = split_by_page(kept.pairs, options.shares, options.seed)
         if not split.subsets["train"]:
             raise DataError(
-                f"no pair is left to train on: all {split.left_out[REPEATED]:,} nearly repeat one of valid or test: "
-                "lower --valid-share and --test-share",
+                f"no pair is left to train on ({split.left_out[REPEATED]:,} nearly repeat one of valid or test): lower "
+                "--valid-share and --test-share",
                 sources.raw_dir,
             )
         dropped = found.dropped | kept.dropped

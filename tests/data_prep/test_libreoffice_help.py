@@ -298,7 +298,7 @@ def test_training_that_only_repeats(run, help_of: MakeHelp, tmp_path: Path) -> N
         for number, path in enumerate(sorted((installed / name).rglob("*.html"))):
             path.write_bytes(page(f'<p id="a">{word} {number}</p><p id="b">{number} {word}</p>'))
     result = run("libreoffice_help", *OPTIONS, *SIZE, "--raw-dir", installed, "--out", tmp_path / "out")
-    message = "no pair is left to train on: all 4 nearly repeat one of valid or test"
+    message = "no pair is left to train on (4 nearly repeat one of valid or test)"
     assert result == (1, "", f"error: {installed}: {message}: lower --valid-share and --test-share\n")
 
 
