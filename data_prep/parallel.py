@@ -132,6 +132,11 @@ class TranslationOptions(Options):
             raise UsageError(
                 "--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all"
             )
+        # Datasets with published tests have no shares.
+        if self.max_length and getattr(self, "shares", {}).get("test") == 0:
+            raise UsageError(
+                "--max-length tests on longer sentences, and there is no test set: give one, or omit --max-length"
+            )
         unit = (self.length_unit or "words") if self.max_length else None
         size = self.default_size() if self.vocab_size is None else self.vocab_size
         return replace(self, vocab_size=size, length_unit=unit)
@@ -293,7 +298,7 @@ def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair]
 def split_by_length(split: Split, options: TranslationOptions) -> Split:
     """Moves sources of valid and test that are too long to dev and gen, and omits those of train unless all are wanted.
 
-    Raises DataError if there is no test set, or no long one in it, or if a subset has no short one.
+    Raises DataError if test has no long one, or a subset no short one.
     """
     limit = options.max_length
     if not limit:
@@ -310,12 +315,9 @@ def split_by_length(split: Split, options: TranslationOptions) -> Split:
         short["train"], long["train"] = split.subsets["train"], []
     subsets = short | {HELD_OUT[name]: long[name] for name in reversed(HELD_OUT) if long.get(name)}
     unit = f"{limit} {options.length_unit}"
-    if "test" not in split.subsets:
-        raise DataError(
-            "--max-length tests on longer sentences, and there is no test set: give one, or omit --max-length"
-        )
     if "gen" not in subsets:
-        raise DataError(f"no test sentence has more than {unit}: lower --max-length, or give a test set with long ones")
+        advice = ", or give a test set with long ones" if isinstance(options, ParallelOptions) else ""
+        raise DataError(f"no test sentence has more than {unit}: lower --max-length{advice}")
     for name, pairs in short.items():
         if not pairs:
             raise DataError(f"no sentence of {name} has at most {unit}: raise --max-length")

@@ -107,7 +107,7 @@ def explained(message: str, kind: str, size: int) -> UsageError | DataError:
         return UsageError(f"--vocab-size {size} is too large: this text has at most {most[1]} pieces of kind {kind}")
     if least:
         return UsageError(f"--vocab-size {size} is too small: this text needs {least[1]}, for its letters alone")
-    if "sentences_.empty()" in message:
+    if "sentences_.empty()" in message or "(all_chars_count) > (0)" in message:
         return DataError(
             f"there is no text to learn subwords from: lines are empty, or longer than {LONGEST_LINE >> 20} MiB, which "
             "SentencePiece skips. Break them, or use text --unit bytes, which needs no lines"

@@ -17,7 +17,16 @@ from numpy.random import RandomState
 from data_prep.binarize import SPECIALS
 from data_prep.dataset import DataError, Pair
 from data_prep.draws import draw
-from data_prep.parallel import ENTITIES, clean, decode, pair_up
+from data_prep.parallel import (
+    ENTITIES,
+    ParallelOptions,
+    Split,
+    TranslationOptions,
+    clean,
+    decode,
+    pair_up,
+    split_by_length,
+)
 from data_prep.subwords import SPACE, Subwords
 from fairseq_sg.scoring.plain_bleu import to_text
 from helpers.data_files import lines_of, manifest
@@ -335,8 +344,18 @@ def test_refusals(run, files: list[object], options: list[str], code: int, messa
 
 
 def test_longer_sentences_are_those_of_a_test_set(run, files: list[object], tmp_path: Path) -> None:
+    """The command line tells, so files are not read."""
+    files[1].write_bytes(b"\xff\n")
     result = run("parallel", *files[:4], "--max-length", 3, "--test-share", 0, "--raw-only", "--out", tmp_path / "out")
-    assert result.code == 1 and "there is no test set: give one, or omit --max-length" in result.err
+    assert result.code == 2 and "there is no test set: give one, or omit --max-length" in result.err
+
+
+def test_a_test_set_with_long_sentences_is_advised_where_one_can_be_given() -> None:
+    split = Split({"train": [Pair("a b", "c")], "test": [Pair("d", "e")]}, {})
+    for kind, advice in ((TranslationOptions, ""), (ParallelOptions, ", or give a test set with long ones")):
+        with pytest.raises(DataError) as caught:
+            split_by_length(split, kind(max_length=3, length_unit="words"))
+        assert caught.value.message == f"no test sentence has more than 3 words: lower --max-length{advice}"
 
 
 def test_valid_and_test_are_not_one_text(run, files: list[object], tmp_path: Path) -> None:

@@ -111,7 +111,11 @@ def test_size_that_does_not_fit(kind: str, size: int, message: str, capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("lines", [[], ["", "  "], ["the " * (LONGEST_LINE // 4 + 1)]], ids=["none", "empty", "long"])
+@pytest.mark.parametrize(
+    "lines",
+    [[], ["", "  "], ["the " * (LONGEST_LINE // 4 + 1)], ["\u2585", "\u2585 \u2585"]],
+    ids=["none", "empty", "long", "skipped"],
+)
 def test_no_text(lines: list[str]) -> None:
     """A text that is one long line, such as text8, is no text for SentencePiece."""
     message = (
