@@ -22,6 +22,13 @@ raw/SUBSET.plain.{src,tgt} keep the plain text; score translations against it:
 Each run of white space, and SentencePiece's sign ▁, becomes one space; the text is otherwise unchanged. Pairs with an
 empty side, and pairs whose source is in another subset, are omitted from train and counted.
 
+``--model words`` needs no SentencePiece. Words are what spaces separate, and ▁ is a letter:
+
+    walk twice  ->  WALK WALK
+
+Each side has a dictionary of its words in all subsets. Words of other subsets that train lacks are counted; their
+embeddings stay untrained. There is no plain text beside raw/SUBSET.{src,tgt}.
+
 Source: yours. Files are UTF-8, also as .gz.
 """
 
@@ -33,7 +40,8 @@ from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from data_prep.corpus import Corpus, Subset
+from data_prep.binarize import SPECIALS
+from data_prep.corpus import Corpus, Subset, vocabulary
 from data_prep.dataset import (
     DataError,
     Dataset,
@@ -54,6 +62,7 @@ from data_prep.draws import DEFAULT_SHARE, draw, seed_of, shares_of
 from data_prep.subwords import KINDS, SPACE, learn, library_version
 from data_prep.text import decode_utf8, raw_lines
 
+WORDS = "words"  # the choice of --model without subwords
 DEFAULT_SEED = 1
 DEFAULT_SIZE = 8_000
 LARGEST_SIZE = 1_000_000
@@ -107,8 +116,8 @@ class TranslationOptions(Options):
         f"number of subwords in a model (default: {DEFAULT_SIZE})",
         type=whole_number(2, LARGEST_SIZE),
     )
-    joint: bool = option(
-        True,
+    joint: bool | None = option(
+        None,
         "one model and one dictionary for both languages (the default), or one for each language",
         given={"--joint": True, "--separate": False},
     )
@@ -139,7 +148,7 @@ class TranslationOptions(Options):
             )
         unit = (self.length_unit or "words") if self.max_length else None
         size = self.default_size() if self.vocab_size is None else self.vocab_size
-        return replace(self, vocab_size=size, length_unit=unit)
+        return replace(self, vocab_size=size, joint=self.joint is not False, length_unit=unit)
 
 
 @dataclass(frozen=True)
@@ -173,17 +182,21 @@ class ParallelFiles(Sources):
         names = ["src", "tgt", *(f"{subset}_{side}" for subset in HELD_OUT for side in ("src", "tgt"))]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def pairs(self, subset: str, unescape: bool) -> tuple[list[Pair], int]:
+    def pairs(self, subset: str, unescape: bool, words: bool = False) -> tuple[list[Pair], int]:
         """Reads the pairs of a subset; see ``pair_up``."""
         train = subset == "train"
         source, target = (self.files[side if train else f"{subset}_{side}"] for side in ("src", "tgt"))
-        return pair_up(source, self.read_bytes(source), target, self.read_bytes(target), unescape, may_be_empty=train)
+        data = source, self.read_bytes(source), target, self.read_bytes(target)
+        return pair_up(*data, unescape, may_be_empty=train, words=words)
 
 
 @dataclass(frozen=True)
 class ParallelOptions(TranslationOptions):
     """The options of a parallel corpus; ``files`` are the hashes of the files, by option."""
 
+    model: str = option(
+        "unigram", "kind of subwords, or the words between spaces (default: %(default)s)", choices=(*KINDS, WORDS)
+    )
     files: dict[str, str] = field(default_factory=dict)
     shares: dict[str, float] = option(
         help="share of the training pairs drawn for {0} if it has no files; 0 makes no {0} "
@@ -206,7 +219,24 @@ class ParallelOptions(TranslationOptions):
         shares = shares_of(self.shares, (name for name in HELD_OUT if not sources.has(name)))
         shares = {name: part for name, part in shares.items() if part}
         seed = seed_of(self.seed, bool(shares), DEFAULT_SEED, "nothing is drawn")
-        return replace(super().complete(sources), shares=shares, seed=seed)
+        complete = replace(super().complete(sources), shares=shares, seed=seed)
+        return replace(complete, **self.without_subwords()) if self.model == WORDS else complete
+
+    def without_subwords(self) -> Json:
+        """What ``--model words`` sets. Raises UsageError for options of subwords, and for another unit of lengths."""
+        given = {
+            "--vocab-size": self.vocab_size is not None,
+            "--joint": self.joint is True,
+            "--separate": self.joint is False,
+            "--length-unit characters": self.length_unit == "characters",
+        }
+        useless = [flag for flag, is_given in given.items() if is_given]
+        if useless:
+            raise UsageError(
+                "--model words makes a dictionary of words for each side, and lengths are in words: omit "
+                f"{' and '.join(useless)}"
+            )
+        return {"vocab_size": None, "joint": False}
 
     def identify(self, sources: ParallelFiles) -> ParallelOptions:
         return replace(self, files={name: sources.sha256(path) for name, path in sources.files.items()})
@@ -226,8 +256,9 @@ class Parallel(Dataset):
     sources = ParallelFiles
 
     def build(self, options: ParallelOptions, sources: ParallelFiles) -> Corpus:
-        train, empty = sources.pairs("train", options.unescape)
-        held_out = {name: sources.pairs(name, options.unescape)[0] for name in HELD_OUT if sources.has(name)}
+        words = options.model == WORDS
+        train, empty = sources.pairs("train", options.unescape, words)
+        held_out = {name: sources.pairs(name, options.unescape, words)[0] for name in HELD_OUT if sources.has(name)}
         check_apart(held_out, sources)
         train, shared = without(train, held_out.values())
         left_out = {"with an empty side": empty, "whose source is in another subset": shared}
@@ -239,7 +270,10 @@ class Parallel(Dataset):
         subsets = {"train": train, **{subset: held_out[subset] for subset in HELD_OUT if subset in held_out}}
         split = split_by_length(Split(subsets, left_out), options)
         origin = {"files": [sources.describe(name, path) for name, path in sources.files.items()]}
-        return subword_corpus(split, {}, "your own; there are no published ones", origin, options)
+        membership = "your own; there are no published ones"
+        if words:
+            return word_corpus(split, membership, origin, options)
+        return subword_corpus(split, {}, membership, origin, options)
 
 
 def check_apart(held_out: Mapping[str, list[Pair]], sources: ParallelFiles) -> None:
@@ -251,21 +285,36 @@ def check_apart(held_out: Mapping[str, list[Pair]], sources: ParallelFiles) -> N
 
 
 def pair_up(
-    source: Path, source_data: bytes, target: Path, target_data: bytes, unescape: bool, may_be_empty: bool = False
+    source: Path,
+    source_data: bytes,
+    target: Path,
+    target_data: bytes,
+    unescape: bool,
+    may_be_empty: bool = False,
+    words: bool = False,
 ) -> tuple[list[Pair], int]:
     """Pairs the lines of two plain texts; also returns how many pairs were omitted for an empty side.
 
+    Args:
+        unescape: see ``clean``.
+        may_be_empty: whether a side may be empty: a test must not lose examples silently.
+        words: whether the text is not cut into subwords: SentencePiece's sign is a letter, and fairseq's special
+            symbols are refused.
+
     Raises:
         DataError: with file and line, for an empty file, for text that is not UTF-8, for different numbers of lines,
-            and, unless ``may_be_empty``, for an empty side: a test must not lose examples silently.
+            and, according to the arguments, for an empty side or a special symbol.
     """
     for path, data in ((source, source_data), (target, target_data)):
         if not data:
             raise DataError("the file is empty", path)
     sources, targets = (
-        [clean(line, unescape) for line in decode(*content)]
+        [clean(line, unescape, keep_sign=words) for line in decode(*content)]
         for content in ((source, source_data), (target, target_data))
     )
+    if words:
+        check_words(source, sources)
+        check_words(target, targets)
     if len(sources) != len(targets):
         message = f"{len(targets):,} lines, but {source.name} has {len(sources):,}: line N of one must translate line N"
         raise DataError(f"{message} of the other", target)
@@ -281,11 +330,23 @@ def decode(path: Path, data: bytes) -> list[str]:
     return [decode_utf8(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
 
 
-def clean(line: str, unescape: bool) -> str:
-    """A line as words between single spaces; with ``unescape``, escapes of Moses are reversed."""
+def check_words(path: Path, lines: Iterable[str]) -> None:
+    """Raises DataError for a word that is one of fairseq's special symbols."""
+    for number, line in enumerate(lines, start=1):
+        special = next((word for word in line.split(" ") if word in SPECIALS), None)
+        if special is not None:
+            message = f"{special} is a special symbol of fairseq and cannot be a word: write it in another way"
+            raise DataError(message, path, number)
+
+
+def clean(line: str, unescape: bool, keep_sign: bool = False) -> str:
+    """A line as words between single spaces; with ``unescape``, escapes of Moses are reversed.
+
+    SentencePiece's sign for a space becomes one, except with ``keep_sign``.
+    """
     if unescape:
         line = re.sub("&[a-z#0-9]{2,4};", lambda match: ENTITIES.get(match[0], match[0]), line)
-    return " ".join(line.replace(SPACE, " ").split())
+    return " ".join((line if keep_sign else line.replace(SPACE, " ")).split())
 
 
 def without(train: list[Pair], others: Iterable[list[Pair]]) -> tuple[list[Pair], int]:
@@ -345,17 +406,43 @@ def subword_corpus(
         for name, pairs in split.subsets.items()
     }
     models = "one model for both languages" if options.joint else "a model for each language"
-    rule = f"{size:,} subwords ({kind}, {models}) learnt on train"
-    if options.max_length:
-        short = "valid and test" if options.train_all else "train, valid and test"
-        rule += f"; the sources of {short} have at most {options.max_length} {options.length_unit}"
-        rule += ", those of gen and dev more"
-    left_out = ", ".join(f"{number:,} {reason}" for reason, number in split.left_out.items() if number)
+    rule = f"{size:,} subwords ({kind}, {models}) learnt on train{length_rule(options)}"
     return Corpus(
         subsets,
         rule,
-        f"{membership}; left out of train: {left_out or 'none'}",
+        f"{membership}; left out of train: {listed(split.left_out)}",
         {**origin, "subwords": library_version(), "left_out_of_train": split.left_out},
         joined=options.joint,
         files=files,
     )
+
+
+def word_corpus(split: Split, membership: str, origin: Json, options: TranslationOptions) -> Corpus:
+    """The subsets in words, as they are; counts the words of other subsets that train lacks."""
+    lacking = {}
+    for side in Pair._fields:
+        known, all_words = (
+            vocabulary(getattr(pair, side) for name in names for pair in split.subsets[name])
+            for names in (["train"], split.subsets)
+        )
+        lacking[f"of a {side}"] = len(all_words - known)
+    return Corpus(
+        {name: Subset(pairs) for name, pairs in split.subsets.items()},
+        f"words between spaces{length_rule(options)}",
+        f"{membership}; left out of train: {listed(split.left_out)}; words that train lacks: {listed(lacking)}",
+        {**origin, "left_out_of_train": split.left_out},
+    )
+
+
+def length_rule(options: TranslationOptions) -> str:
+    """What ``--max-length`` does to the subsets, as the end of a rule; empty without it."""
+    if not options.max_length:
+        return ""
+    short = "valid and test" if options.train_all else "train, valid and test"
+    rule = f"; the sources of {short} have at most {options.max_length} {options.length_unit}"
+    return f"{rule}, those of gen and dev more"
+
+
+def listed(numbers: Mapping[str, int]) -> str:
+    """The numbers that are not 0, each before its name."""
+    return ", ".join(f"{number:,} {name}" for name, number in numbers.items() if number) or "none"

@@ -4,6 +4,8 @@ models.
 
 from __future__ import annotations
 
+import itertools
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from helpers.commands import REPOSITORY, evaluation, metrics, run, succeed, training
+from helpers.commands import REPOSITORY, evaluation, metrics, run, succeed, training, translations
 
 
 def prepare(folder: Path, *arguments: object) -> Path:
@@ -51,6 +53,26 @@ def test_classes_are_read_by_fairseqs_own_sentence_prediction(first, tmp_path):
     )
     assert result.code == 0, result.err[-3000:]
     assert 0 <= metrics(result.out + result.err, "gen")[-1]["accuracy"] <= 100
+
+
+def test_whole_words_of_the_user(tmp_path):
+    """Two files are prepared and trained on; evaluation counts their words, and answers consist of them."""
+    verbs = ("walk", "run", "look", "jump")
+    sources = [" ".join(words) for n in range(1, 5) for words in itertools.product(verbs, repeat=n)]
+    for name, lines in (("src", sources), ("tgt", [line.upper() for line in sources])):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    options = "--model words --max-length 2 --valid-share 0 --test-share 0.4".split()
+    files = ["--src", tmp_path / "src", "--tgt", tmp_path / "tgt"]
+    folder = prepare(tmp_path / "data", "parallel", *files, *options)
+    succeed("fairseq-train", *training(folder, tmp_path, "--max-update", 60, "--valid-subset", "test,gen"))
+    checkpoint, written = tmp_path / "checkpoint_last.pt", tmp_path / "numbers.json"
+    succeed("fairseq_sg.evaluate", checkpoint, "--cpu", "--json", written)
+    numbers = json.loads(written.read_text())
+    lengths = {name: list(found["lengths"]) for name, found in numbers["subsets"].items()}
+    assert lengths == {"test": ["1", "2"], "gen": ["3", "4"]} and "length_unit" not in numbers
+    generated = translations(succeed("fairseq-generate", *evaluation(folder, checkpoint, "--gen-subset", "test")))
+    assert {one.target for one in generated.values()} == set((folder / "raw" / "test.tgt").read_text().splitlines())
+    assert {word for one in generated.values() for word in one.hypothesis.split()} <= {verb.upper() for verb in verbs}
 
 
 TEXT = ("text", "--unit", "bytes", "--input", __file__)

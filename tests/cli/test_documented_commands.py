@@ -20,6 +20,7 @@ NOT_RUN = {
     "--archive": "an archive of the user",
     "--raw-dir": "files of the user",
     "train.en": "files of the user",
+    "train.src": "files of the user",
     "wiki.train.tokens": "files of the user",
     "data-bin/ende": "made from files of the user",
     "scan_mcd1": "made from files of the user",

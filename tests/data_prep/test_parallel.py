@@ -390,6 +390,91 @@ def test_test_set_with_an_empty_line(run, files: list[object], tmp_path: Path) -
     assert (result.code, result.err) == (1, f"error: {files[5]}:62: empty line\n")
 
 
+# ---- words
+
+
+@pytest.fixture
+def words(files: list[object]) -> list[object]:
+    """The options for the corpora as whole words."""
+    return [*files, "--model", "words"]
+
+
+def test_words(run, words: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same pairs as in the plain text of subwords, without SentencePiece; dictionaries of all subsets, in order."""
+    pieces, out = tmp_path / "pieces", tmp_path / "out"
+    assert run("parallel", *words[:-2], "--max-length", 8, "--vocab-size", 60, "--raw-only", "--out", pieces).code == 0
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    result = run("parallel", *words, "--max-length", 8, "--out", out)
+    assert result.code == 0 and result.err == ""
+    subsets = {}
+    for name in ("train", "valid", "test", "gen", "dev"):
+        subsets[name] = [Pair(*pair) for pair in zip(*(lines_of(out, f"{name}.{end}") for end in ("src", "tgt")))]
+        assert subsets[name] == plain(pieces, name)
+    for side, end in enumerate(("src", "tgt")):
+        dictionary = Dictionary.load(str(out / f"dict.{end}.txt"))
+        every = {word for pairs in subsets.values() for pair in pairs for word in pair[side].split()}
+        assert dictionary.symbols[dictionary.nspecial :] == sorted(every)
+        binary = data_utils.load_indexed_dataset(str(out / f"gen.src-tgt.{end}"), dictionary)
+        assert [dictionary.string(tokens) for tokens in binary] == [pair[side] for pair in subsets["gen"]]
+    found = manifest(out)
+    assert {path.name for path in out.glob("raw/*.plain.*")} | set(out.glob("*.model")) == set()
+    assert (found["request"]["vocab_size"], found["request"]["joint"]) == (None, False)
+    assert found["rule"] == "words between spaces; " + manifest(pieces)["rule"].partition("; ")[2]
+    assert found["origin"]["left_out_of_train"] == manifest(pieces)["origin"]["left_out_of_train"]
+    known, every = (
+        {w for name in names for p in subsets[name] for w in p.source.split()} for names in (["train"], subsets)
+    )
+    assert "☃" in every - known
+    assert f"words that train lacks: {len(every - known)} of a source, {len(every - known)} of a target" in result.out
+
+
+def test_words_are_what_spaces_separate(run, text: Callable[..., Path], tmp_path: Path) -> None:
+    """A dictionary of the words of both subsets, and a sign of SentencePiece stays."""
+    parts = {
+        "src": ["▁walk  twice\t", "run"],
+        "tgt": ["W W", "R\u00a0."],
+        "test-src": ["▁run"],
+        "test-tgt": ["R &amp;"],
+    }
+    files = [argument for name, lines in parts.items() for argument in (f"--{name}", text(name, lines))]
+    out = tmp_path / "out"
+    options = ["--model", "words", "--unescape", "--valid-share", "0", "--out", out]
+    assert run("parallel", *files, *options).code == 0
+    assert lines_of(out, "train.src") == ["▁walk twice", "run"] and lines_of(out, "train.tgt") == ["W W", "R ."]
+    dictionaries = [(out / f"dict.{end}.txt").read_text("utf-8").split("\n")[:-1] for end in ("src", "tgt")]
+    assert dictionaries == [["run 1", "twice 1", "▁run 1", "▁walk 1"], ["& 1", ". 1", "R 2", "W 2"]]
+
+
+@pytest.mark.parametrize("name", ["--src", "--test-tgt"])
+def test_a_word_that_is_a_special_of_fairseq(run, words: list[object], name: str, tmp_path: Path) -> None:
+    path = words[words.index(name) + 1]
+    lines = path.read_text("utf-8").splitlines()
+    path.write_text("\n".join([*lines[:2], f"{lines[2]} <pad>", *lines[3:]]) + "\n", "utf-8")
+    result = run("parallel", *words, "--raw-only", "--out", tmp_path / "out")
+    message = "<pad> is a special symbol of fairseq and cannot be a word: write it in another way"
+    assert result == (1, "", f"error: {path}:3: {message}\n") and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--vocab-size 60",
+        "--joint",
+        "--separate",
+        "--max-length 8 --length-unit characters",
+        "--separate --vocab-size 8000",
+    ],
+)
+def test_options_without_effect_on_words(run, words: list[object], options: str, tmp_path: Path) -> None:
+    result = run("parallel", *words, *options.split(), "--out", tmp_path / "out")
+    message = "--model words makes a dictionary of words for each side, and lengths are in words: omit "
+    assert result.code == 2 and result.err.startswith(f"error: {message}") and result.err.count("\n") == 1
+    named = result.err.removeprefix(f"error: {message}").strip().split(" and ")
+    assert sorted(named) == sorted(flag for flag in ("--vocab-size", "--joint", "--separate") if flag in options) or (
+        named == ["--length-unit characters"]
+    )
+
+
 def test_nothing_to_train_on(run, text: Callable[..., Path], tmp_path: Path) -> None:
     train, test = text("train", ["a", "", "b", "a"]), text("test", ["b", "a"])
     files = ["--src", train, "--tgt", train, "--test-src", test, "--test-tgt", test]
