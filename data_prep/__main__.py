@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import re
 import signal
 import sys
@@ -22,7 +23,7 @@ from data_prep.cogs import Cogs
 from data_prep.ctl import Ctl
 from data_prep.ctlpp import CtlPlusPlus
 from data_prep.darcy import Darcy
-from data_prep.dataset import DataError, Dataset, UsageError, add_options
+from data_prep.dataset import DataError, Dataset, UsageError, add_options, check_path
 from data_prep.folder import prepare, say, verify
 from data_prep.in_context import InContext
 from data_prep.iwslt_en_vi import IwsltEnVi
@@ -68,6 +69,7 @@ DATASETS: tuple[Dataset, ...] = (
     Parallel(),
     Text(),
 )
+USER_DIR = "--user-dir"
 MOST_NAMES = 30  # listed in a message
 
 
@@ -109,19 +111,62 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f": did you mean {' or '.join(known for known in bare if bare[known] in similar)}?" if similar else ""
 
 
-def make_parser() -> Parser:
-    """One subcommand per dataset, and ``list``, ``verify`` and ``reorder``."""
+def split_user_dir(arguments: Sequence[str]) -> tuple[Sequence[Dataset], list[str]]:
+    """The datasets, those of the folder of ``--user-dir`` too, and the other arguments.
+
+    Raises UsageError and DataError as ``datasets_of``.
+    """
+    rest = list(arguments)
+    place = next((place for place, word in enumerate(rest) if word.partition("=")[0] == USER_DIR), None)
+    if place is None:
+        return DATASETS, rest
+    folder = rest.pop(place).partition("=")[2] or (rest.pop(place) if rest[place:] else "")
+    if not folder:
+        raise UsageError(f"{USER_DIR} needs the name of a folder")
+    return (*DATASETS, *datasets_of(Path(folder).resolve())), rest
+
+
+def datasets_of(folder: Path) -> Sequence[Dataset]:
+    """Imports a package of the user; returns its ``DATASETS``.
+
+    Raises:
+        DataError: the folder is no package, has another module's name, has no ``DATASETS``, or one with a known name.
+    """
+    file = folder / "__init__.py"
+    check_path(USER_DIR, folder, "folder")
+    if not file.is_file():
+        raise DataError(f"{USER_DIR} has no __init__.py: save your dataset as that file", folder)
+    sys.path.append(str(folder.parent))
+    module = importlib.import_module(folder.name)
+    if Path(module.__file__ or "").resolve() != file:
+        raise DataError(f"{USER_DIR} has the name of another Python module: rename the folder", folder)
+    found = getattr(module, "DATASETS", ())
+    if not found:
+        raise DataError("has no DATASETS: list an instance of each dataset, DATASETS = (MyDataset(),)", file)
+    taken = {dataset.name for dataset in DATASETS} | {"list", "verify", "reorder"}
+    for dataset in found:
+        if dataset.name in taken:
+            raise DataError(f"the name {dataset.name} is taken: give the dataset another one", file)
+        taken.add(dataset.name)
+    return found
+
+
+def make_parser(datasets: Sequence[Dataset] = ()) -> Parser:
+    """One subcommand per dataset, by default ``DATASETS``, and ``list``, ``verify`` and ``reorder``."""
+    datasets = datasets or DATASETS
     parser = Parser(prog="python -m data_prep", description=plain(data_prep.__doc__.partition("\n\n")[0]))
+    # Read by ``split_user_dir``, before there is a parser.
+    parser.add_argument(USER_DIR, metavar="FOLDER", help="a Python package with datasets of yours (docs/extending.md)")
     commands = parser.add_subparsers(metavar="DATASET", required=True)
-    for dataset in DATASETS:
+    for dataset in datasets:
         add_dataset(commands.add_parser(dataset.name, help=dataset.title), dataset)
     listing = commands.add_parser("list", help="the datasets, their sources, sizes, licences and splits")
-    listing.set_defaults(run=lambda args: print_list())
+    listing.set_defaults(run=lambda args: print_list(datasets))
     verifying = commands.add_parser("verify", help="check the files of a prepared folder against its dataset.json")
     verifying.add_argument("folder", type=Path, metavar="FOLDER")
     verifying.set_defaults(run=lambda args: say([f"{args.folder}: {verify(args.folder)} files are unchanged"]))
     reordering = commands.add_parser("reorder", help="write a prepared folder with the dictionaries of another one")
-    add_dataset(reordering, Reorder({dataset.name: dataset for dataset in DATASETS}))
+    add_dataset(reordering, Reorder({dataset.name: dataset for dataset in datasets}))
     return parser
 
 
@@ -143,10 +188,10 @@ def plain(docstring: str) -> str:
     return docstring.replace("``", "`")
 
 
-def print_list() -> None:
+def print_list(datasets: Sequence[Dataset]) -> None:
     """A table of the datasets."""
     rows = [("dataset", "licence", "source", "size", "splits")]
-    rows += [(d.name, d.licence, d.source, d.size, " ".join(d.splits)) for d in DATASETS]
+    rows += [(d.name, d.licence, d.source, d.size, " ".join(d.splits)) for d in datasets]
     widths = [max(map(len, column)) for column in zip(*rows)]
     say(["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows])
 
@@ -154,7 +199,8 @@ def print_list() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for wrong data or files, 2 for a wrong command line."""
     try:
-        args = make_parser().parse_args(arguments)
+        datasets, rest = split_user_dir(sys.argv[1:] if arguments is None else arguments)
+        args = make_parser(datasets).parse_args(rest)
         args.run(args)
     except UsageError as error:
         return print_error(str(error), 2)

@@ -293,7 +293,7 @@ class Options:
 
 
 class Dataset(ABC):
-    """One dataset of ``python -m data_prep``, listed in ``__main__.DATASETS``."""
+    """One dataset of ``python -m data_prep``, in ``DATASETS`` of ``__main__`` or of a package of the user."""
 
     name: str
     title: str

@@ -307,14 +307,15 @@ def check_data(folder: Path, arguments: Sequence[str]) -> None:
     Raises:
         ValueError: the folder was made by another request.
     """
-    from data_prep.__main__ import DATASETS, make_parser
+    from data_prep.__main__ import make_parser, split_user_dir
     from data_prep.dataset import DataError
 
     found = read_manifest(folder).get("request") or {}
-    known = {dataset.name: dataset for dataset in DATASETS}
+    datasets, words = split_user_dir(arguments)
+    known = {dataset.name: dataset for dataset in datasets}
     if found.get("dataset") not in known:
         return
-    args, dataset = make_parser().parse_args([*arguments, "--out", str(folder)]), known[arguments[0]]
+    args, dataset = make_parser(datasets).parse_args([*words, "--out", str(folder)]), known[words[0]]
     try:
         # What only the folder has are options beyond the request.
         wanted = {**dict.fromkeys(found), "dataset": dataset.name, **dataset.request(args)}

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
@@ -111,30 +112,99 @@ def test_packed_file(tmp_path: Path) -> None:
         sources.read_bytes(path)
 
 
-def test_dataset_of_extending_md(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", EXTENDING.read_text(encoding="utf-8"), re.DOTALL)
-    (code,) = [block for block in blocks if "class Palindromes" in block]
-    (tmp_path / "palindromes.py").write_text(code, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    import palindromes
+@pytest.fixture
+def user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Path]]:
+    """Saves code as a package of the user; the test's imports of it are undone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names = []
 
-    monkeypatch.setattr(command, "DATASETS", (palindromes.Palindromes(),))
+    def save(name: str, code: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(code, encoding="utf-8")
+        names.append(name)
+        return tmp_path / name
+
+    yield save
+    for name in names:
+        if getattr(sys.modules.get(name), "__file__", "") == str(tmp_path / name / "__init__.py"):
+            del sys.modules[name]
+
+
+def example(line: str) -> str:
+    """The example of extending.md with such a line."""
+    blocks = re.findall(r"```python\n(.*?)```", EXTENDING.read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = [block for block in blocks if line in block]
+    return code
+
+
+def test_dataset_of_extending_md(run, user_dir, tmp_path: Path) -> None:
+    mine = ["--user-dir", user_dir("my_data", example("class Palindromes")), "palindromes"]
     out = ["--raw-only", "--out", tmp_path / "out"]
-    assert "PALINDROMES: is a string" in run("palindromes", "--help").out
-    assert run("palindromes", "--longest", 7, *out).err.startswith("error: --longest must be even")
-    result = run("palindromes", "--longest", 6, "--seed", 3, *out)
+    assert "PALINDROMES: is a string" in run(*mine, "--help").out
+    assert run(*mine, "--longest", 7, *out).err.startswith("error: --longest must be even")
+    result = run(*mine, "--longest", 6, "--seed", 3, *out)
     assert (result.code, result.err) == (0, "")
     found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
     assert found["request"] == {"dataset": "palindromes", "longest": 6, "seed": 3, "raw_only": True}
     assert found["subsets"]["gen"]["longest_source"] == 12 and found["labels"] == ["0", "1"]
-    assert run("palindromes", "--raw-only", "--out", tmp_path / "default").code == 0
+    assert run(*mine, "--raw-only", "--out", tmp_path / "default").code == 0
     for subset in ("train", "valid", "gen"):
         there = tmp_path / "default" / "raw" / subset
         sources, answers = ((there.with_suffix(end)).read_text("utf-8").splitlines() for end in (".src", ".tgt"))
         assert answers == [str(int(line == line[::-1])) for line in sources]
         assert len(answers) > 80 and 0.3 < answers.count("1") / len(answers) < 0.7
         assert subset == "gen" or {len(line.split()) for line in sources} >= {8, 10, 12, 14, 16}
-    sys.modules.pop("palindromes")
+
+
+def test_table_of_extending_md(run, user_dir, tmp_path: Path) -> None:
+    """A file of the user is hashed in the request; other commands know the dataset, and need no package to verify."""
+    lines = [
+        f"{verb} {number}\t{' '.join([verb.upper()] * number)}" for verb in ("run", "walk") for number in range(1, 13)
+    ]
+    table, mine = tmp_path / "commands.tsv", user_dir("my_table", example("class Table"))
+    table.write_text("\n".join(lines) + "\n", "utf-8")
+    command = ["table", "--tsv", table, "--cutoff", 8, f"--user-dir={mine}", "--out", tmp_path / "out"]
+    result = run(*command)
+    assert (result.code, result.err) == (0, "") and "next: fairseq-train" in result.out
+    found = json.loads((tmp_path / "out" / "dataset.json").read_text("utf-8"))
+    sha256 = hashlib.sha256(table.read_bytes()).hexdigest()
+    assert found["request"] == {"dataset": "table", "cutoff": 8, "sha256": sha256, "raw_only": False}
+    assert found["origin"] == {"files": [{"name": "tsv", "bytes": table.stat().st_size, "sha256": sha256}]}
+    assert {name: subset["size"] for name, subset in found["subsets"].items()} == {"train": 15, "valid": 1, "gen": 8}
+    assert run(*command).out.startswith("already prepared")
+    assert run("verify", tmp_path / "out").code == 0
+    assert run("--user-dir", mine, "reorder", tmp_path / "out", "--out", tmp_path / "again").code == 0
+    assert "\ntable " in run("list", "--user-dir", mine).out and "\ntable " not in run("list").out
+    table.write_text("jump\tJUMP\nrun\n", "utf-8")
+    assert "exists, but sha256 is" in run(*command).err
+    result = run(*command[:-1], tmp_path / "other")
+    assert result == (1, "", f"error: {table}:2: not a command, a tab and its actions\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("mine", "", "mine/__init__.py: has no DATASETS: list an instance of each dataset, DATASETS = (MyDataset(),)"),
+        ("json", "DATASETS = (1,)", "json: --user-dir has the name of another Python module: rename the folder"),
+        (
+            "mine",
+            "from data_prep.scan import Scan\nDATASETS = (Scan(),)",
+            "mine/__init__.py: the name scan is taken: give the dataset another one",
+        ),
+    ],
+    ids=["empty", "name of a module", "name of a dataset"],
+)
+def test_user_dir_that_is_wrong(run, user_dir, name: str, code: str, message: str) -> None:
+    folder = user_dir(name, code)
+    assert run("--user-dir", folder, "scan", "--help") == (1, "", f"error: {folder.parent}/{message}\n")
+
+
+def test_user_dir_that_is_missing(run, tmp_path: Path) -> None:
+    assert run("list", "--user-dir") == (2, "", "error: --user-dir needs the name of a folder\n")
+    nothing = "--user-dir is not a folder: nothing has this name; check it"
+    assert run("--user-dir", tmp_path / "mine", "list") == (1, "", f"error: {tmp_path / 'mine'}: {nothing}\n")
+    no_package = "--user-dir has no __init__.py: save your dataset as that file"
+    assert run("--user-dir", tmp_path, "list") == (1, "", f"error: {tmp_path}: {no_package}\n")
 
 
 def test_paths_of_options(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -274,6 +275,28 @@ def test_data_with_another_order_of_words_are_the_same_data(tmp_path):
     plans.check_data(tmp_path / "data", request)
     with pytest.raises(ValueError, match="differ from .*: seed 0 instead of 1"):
         plans.check_data(tmp_path / "data", [*request[:-1], "1"])
+
+
+def test_data_of_a_dataset_of_the_user(tmp_path, monkeypatch):
+    """Its package is named in ``prepare``: the request is compared as for other datasets."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "planned_data").mkdir()
+    (tmp_path / "planned_data" / "__init__.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from data_prep.dataset import Dataset, Options, option\n\n"
+        "@dataclass(frozen=True)\nclass MineOptions(Options):\n    size: int = option(1, 'size', type=int)\n\n"
+        "class Mine(Dataset):\n    name = title = 'mine'\n    options = MineOptions\n    build = None\n\n"
+        "DATASETS = (Mine(),)\n"
+    )
+    request = ["--user-dir", str(tmp_path / "planned_data"), "mine", "--size", "2"]
+    write_request(tmp_path / "data", dataset="mine", size=2, raw_only=False)
+    plans.check_data(tmp_path / "data", request)
+    with pytest.raises(ValueError, match="differ from .*: size 2 instead of 3"):
+        plans.check_data(tmp_path / "data", [*request[:-1], "3"])
+    write_request(tmp_path / "other", dataset="scan", split="length")
+    with pytest.raises(ValueError, match="differ from .*mine --size 2`: dataset scan instead of mine"):
+        plans.check_data(tmp_path / "other", request)
+    del sys.modules["planned_data"]
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "3", '{"request": 3}'])
