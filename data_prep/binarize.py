@@ -24,7 +24,8 @@ def check_words(words: Collection[str], path: str | os.PathLike[str], line: int 
     """Raises DataError for a word that is one of fairseq's specials; ``place`` in the file begins its message."""
     if not RESERVED.isdisjoint(words):
         word = next(word for word in words if word in RESERVED)
-        raise DataError(f"{place}{word} is a special symbol of fairseq and cannot be a word", path, line)
+        message = f"{place}{word} is a special symbol of fairseq and cannot be a word: write it in another way"
+        raise DataError(message, path, line)
 
 
 def require_fairseq(otherwise: str = "") -> None:

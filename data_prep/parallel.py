@@ -40,7 +40,7 @@ from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from data_prep.binarize import SPECIALS
+from data_prep.binarize import check_words
 from data_prep.corpus import Corpus, Subset, vocabulary
 from data_prep.dataset import (
     DataError,
@@ -313,8 +313,9 @@ def pair_up(
         for content in ((source, source_data), (target, target_data))
     )
     if words:
-        check_words(source, sources)
-        check_words(target, targets)
+        for path, lines in ((source, sources), (target, targets)):
+            for number, line in enumerate(lines, start=1):
+                check_words(line.split(" "), path, number)
     if len(sources) != len(targets):
         message = f"{len(targets):,} lines, but {source.name} has {len(sources):,}: line N of one must translate line N"
         raise DataError(f"{message} of the other", target)
@@ -328,15 +329,6 @@ def pair_up(
 def decode(path: Path, data: bytes) -> list[str]:
     """The lines of a UTF-8 text file; only a newline ends a line. Raises DataError."""
     return [decode_utf8(path, number, raw) for number, raw in enumerate(raw_lines(path, data), start=1)]
-
-
-def check_words(path: Path, lines: Iterable[str]) -> None:
-    """Raises DataError for a word that is one of fairseq's special symbols."""
-    for number, line in enumerate(lines, start=1):
-        special = next((word for word in line.split(" ") if word in SPECIALS), None)
-        if special is not None:
-            message = f"{special} is a special symbol of fairseq and cannot be a word: write it in another way"
-            raise DataError(message, path, number)
 
 
 def clean(line: str, unescape: bool, keep_sign: bool = False) -> str:
