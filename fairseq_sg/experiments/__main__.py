@@ -8,6 +8,7 @@
     python -m fairseq_sg.experiments report park_kim_table_4                    # the results so far; trains nothing
     python -m fairseq_sg.experiments slurm thesis_table_4_1 t.sbatch --device cuda && sbatch t.sbatch
     python -m fairseq_sg.experiments compare results/a.json results/b.json
+    python -m fairseq_sg.experiments compare results/a.json --rows linear,linear-l2
     python -m fairseq_sg.experiments render                                     # pages and pictures of results/*.json
 
 A recipe is named, or given as the path of a .yaml file. Finished trainings are skipped, stopped ones are resumed from
@@ -37,7 +38,7 @@ from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, evaluated, nothing_left, result_of, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
 from fairseq_sg.files import check_writable
-from fairseq_sg.parsers import Command, Parser, from_0, positive
+from fairseq_sg.parsers import Command, Parser, choice, from_0, positive
 
 #: The folder of results files; an installed package may have none.
 RESULTS = Path("results")
@@ -99,9 +100,12 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument("files", type=Path, nargs="*", metavar="FILE", help="results files (default: all of results/)")
     one.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")
 
-    one = commands.add_parser("compare", help="the common numbers of two results files")
-    one.add_argument("a", type=Path, metavar="A")
-    one.add_argument("b", type=Path, metavar="B")
+    what = "the common numbers of two results files, or those of two rows of one file"
+    one = commands.add_parser("compare", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    one.add_argument("a", type=Path, metavar="A", help="a results file")
+    one.add_argument("b", type=Path, nargs="?", metavar="B", help="another one: its numbers less those of A")
+    one.add_argument("--rows", metavar="ROW,ROW", help="two rows of A alone: the second less the first")
+    one.set_defaults(refuse=one.error)
     return parser
 
 
@@ -375,15 +379,51 @@ def render_files(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> int:
+    if (args.b is None) == (args.rows is None):
+        args.refuse("compare takes two files, or one file and --rows ROW,ROW")
+    return _compare_files(args) if args.rows is None else _compare_rows(args)
+
+
+def _compare_files(args: argparse.Namespace) -> int:
     names = (args.a.stem, args.b.stem) if args.a.stem != args.b.stem else (str(args.a), str(args.b))
     a, b = results.read(args.a), results.read(args.b)
+    if a.recipe.unit != b.recipe.unit:
+        units = {"percent": "in percent", "fraction": "a fraction"}
+        raise UsageError(
+            f"accuracies of {args.a} are {units[a.recipe.unit]}, those of {args.b} {units[b.recipe.unit]}: give both "
+            "recipes one 'unit', and make the results again with `fairseq-sg experiments report`"
+        )
     rows = report.compare(a, b, names)
     if len(rows) == 1:
-        raise UsageError(f"{args.a} and {args.b} have no row, data and column in common")
+        left_out = ", ".join(report.measured_otherwise(a, b))
+        raise UsageError(
+            f"{args.a} and {args.b} have no row, data and column in common"
+            f"{f' ({left_out}: measured otherwise)' if left_out else ''}: compare pairs rows of equal name; for two "
+            "rows of one file, compare FILE --rows A,B"
+        )
     print(report.as_text(rows))
     print(f"\nThe difference is {names[1]} less {names[0]}.")
     for sentence in report.unlike(a, b):
         print(f"note: {sentence}")
+    return 0
+
+
+def _compare_rows(args: argparse.Namespace) -> int:
+    found = results.read(args.a)
+    names = tuple(args.rows.split(","))
+    if len(set(names)) != 2 or len(names) != 2:
+        raise UsageError(f"--rows is {args.rows!r}: give two rows, separated by a comma")
+    there = list(dict.fromkeys(line.row for line in report.lines(found) if line.planned))
+    for name in names:
+        if name not in there:
+            raise UsageError(f"--rows: {args.a} has no row {choice(name, there)}")
+    rows = report.compare_rows(found, names)
+    if len(rows) == 1:
+        raise UsageError(f"{args.a} has no column with numbers of both {names[0]} and {names[1]} on the same data")
+    print(report.as_text(rows))
+    print(f"\nThe difference is {names[1]} less {names[0]}.")
+    if len(set(map(found.recipe.trained_as, names))) == 1:
+        print("Both rows show the same trainings: intervals are those of the differences of equal seeds.")
     return 0
 
 

@@ -7,7 +7,7 @@ import io
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairseq_sg.experiments.intervals import interval, with_interval
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, decoding, part, source_of
@@ -427,43 +427,92 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     """The common numbers of two results, with their difference: that of ``b`` less that of ``a``.
 
     Brackets are the 95 % confidence interval of the difference of means; medians have none. The last column says
-    whether it excludes 0. Numbers of different steps are given with them.
+    whether it excludes 0. Numbers of different steps are given with them. A median and a mean are compared by means.
     """
     rows = [["model", "data", "column", *names, "difference", "interval excludes 0"]]
+    if a.recipe.statistic != b.recipe.statistic:
+        a, b = (replace(one, recipe=replace(one.recipe, statistic="mean")) for one in (a, b))
     others = {(line.row, line.data): line for line in lines(b)}
-    for line in lines(a):
+    left_out = measured_otherwise(a, b)
+    for line in lines(a) if a.recipe.unit == b.recipe.unit else ():
         other = others.get((line.row, line.data))
-        for key in [key for key in line.cells if key in other.cells] if other else ():
-            if a.recipe.columns[key] != b.recipe.columns.get(key) or a.recipe.unit != b.recipe.unit:
-                continue
-            if not line.cells[key].values or not other.cells[key].values:
-                continue
-            if isinstance(a.recipe.columns[key].at, int) and a.steps_scale != b.steps_scale:
-                continue  # they are numbers of different steps
-            text, around = difference((b.recipe, other, key), (a.recipe, line, key))
-            clear = "–" if around is None else "no" if around[0] <= 0 <= around[1] else "yes"
-            numbers = [cell_text(a.recipe, of, key) for of in (line, other)]
-            if line.steps != other.steps:
-                numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
-            rows.append([line.label, line.data, key, *numbers, text, clear])
+        for key in [key for key in line.cells if key in other.cells and key not in left_out] if other else ():
+            cells = _beside((a.recipe, line, key), (b.recipe, other, key))
+            rows += [[line.label, line.data, key, *cells]] if cells else []
     return rows
 
 
+def compare_rows(results: Results, names: tuple[str, str]) -> Table:
+    """The numbers of two rows on the same data, with their difference as in ``compare``: the second less the first.
+
+    Rows that show the same trainings have the interval of the differences of equal seeds.
+    """
+    recipe, found = results.recipe, lines(results)
+    rows = [["data", "column", *names, "difference", "interval excludes 0"]]
+    one, other = ({line.data: line for line in found if line.row == name} for name in names)
+    same = len(set(map(recipe.trained_as, names))) == 1
+    for data in [data for data in one if data in other]:
+        for key, cell in one[data].cells.items():
+            if key in other[data].cells:
+                paired = same and cell.seeds == other[data].cells[key].seeds
+                cells = _beside((recipe, one[data], key), (recipe, other[data], key), paired)
+                rows += [[data, key, *cells]] if cells else []
+    return rows
+
+
+def _beside(a: Place, b: Place, paired: bool = False) -> list[str]:
+    """Two numbers of a column, b less a, and whether its interval excludes 0; empty if one has no number."""
+    (recipe, line, key), (_, other, _) = a, b
+    if not line.cells[key].values or not other.cells[key].values:
+        return []
+    text, around = difference(b, a, paired)
+    clear = "–" if around is None else "no" if around[0] <= 0 <= around[1] else "yes"
+    numbers = [cell_text(recipe, of, key) for of in (line, other)]
+    if line.steps != other.steps:
+        numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
+    return [*numbers, text, clear]
+
+
+def measured_otherwise(a: Results, b: Results) -> list[str]:
+    """The columns that two results measure otherwise under one name."""
+
+    def measured(results: Results, key: str) -> tuple[Column, float]:
+        """A column without its place and digits; the scale of its step, where it is at one."""
+        column = replace(results.recipe.columns[key], data=None, x=None, digits=1)
+        return column, results.steps_scale if isinstance(column.at, int) else 1.0
+
+    common = [key for key in a.recipe.columns if key in b.recipe.columns]
+    return [key for key in common if measured(a, key) != measured(b, key)]
+
+
 def unlike(a: Results, b: Results) -> list[str]:
-    """What two results measure otherwise under one name: data, and the checkpoint; a sentence each."""
-    found = []
-    for name in sorted(a.recipe.data.keys() & b.recipe.data.keys()):
+    """What differs in two results that are compared: data, choices, the statistic; a sentence each."""
+    found, common = [], sorted(a.recipe.data.keys() & b.recipe.data.keys())
+    for name in common:
         one, other = (results.recipe.data[name].prepare for results in (a, b))
         if one != other:
             found.append(f"{name} is prepared differently: `{one}`, and `{other}`.")
-    one, other = (_choice(results.recipe) for results in (a, b))
-    if one != other:
-        found.append(f"The checkpoints are chosen differently: {one}, and {other}.")
-    return found
+    for what, choice in (("checkpoints", _choice), ("best evaluations", _choice_of_best)):
+        for one, other in dict.fromkeys(tuple(choice(r.recipe, name) for r in (a, b)) for name in common):
+            if one != other and one and other:
+                found.append(f"The {what} are chosen differently: {one}, and {other}.")
+    if a.recipe.statistic != b.recipe.statistic:
+        found.append("One recipe has the mean of the seeds, the other the median: both are compared by means.")
+    left_out = measured_otherwise(a, b)
+    return found + ([f"left out, as they are measured otherwise: {', '.join(left_out)}"] if left_out else [])
 
 
-def _choice(recipe: Recipe) -> str:
-    return f"the best by {recipe.checkpoint_metric}" if recipe.checkpoint == "best" else f"the {recipe.checkpoint} one"
+def _choice(recipe: Recipe, data: str) -> str:
+    """The evaluated checkpoint of trainings on ``data``."""
+    if recipe.checkpoint == "last":
+        return "the last one"
+    return f"the best by {recipe.checkpoint_metric} on `{recipe.data[data].subsets[0]}`"
+
+
+def _choice_of_best(recipe: Recipe, data: str) -> str:
+    """How columns ``at: best`` are chosen; empty if ``data`` have none."""
+    there = any(column.at == "best" for column in recipe.columns_of(data).values())
+    return f"on `{recipe.data[data].subsets[0]}`" if there else ""
 
 
 _LATEX = {

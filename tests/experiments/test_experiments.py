@@ -369,7 +369,7 @@ def test_compare(here, capsys):
     changed = replace(found, checkpoint="last")
     Results(changed, 1.0, [record("good", 1, gen=14.0)]).write(here / "other.json")
     assert command.main(["compare", "one.json", "other.json"]) == 0
-    note = "note: The checkpoints are chosen differently: the best by accuracy, and the last one."
+    note = "note: The checkpoints are chosen differently: the best by accuracy on `dev`, and the last one."
     assert capsys.readouterr().out.splitlines()[-1] == note
 
 
@@ -384,10 +384,47 @@ def test_compare_without_anything_in_common(here, capsys):
     found = tiny(here)
     Results(found, 1.0, [record("good", 1, gen=1.0)]).write(here / "a.json")
     Results(found, 1.0, [record("bad", 1, gen=1.0)]).write(here / "b.json")
-    assert refused(capsys, "compare", "a.json", "b.json") == "a.json and b.json have no row, data and column in common"
+    message = "a.json and b.json have no row, data and column in common"
+    advice = ": compare pairs rows of equal name; for two rows of one file, compare FILE --rows A,B"
+    assert refused(capsys, "compare", "a.json", "b.json") == message + advice
+    late = {name: replace(column, at="second_half") for name, column in found.columns.items()}
+    Results(replace(found, columns=late), 1.0, [record("good", 1, gen=1.0)]).write(here / "b.json")
+    message += " (IID, OOD, OOD-20: measured otherwise)"
+    assert refused(capsys, "compare", "a.json", "b.json") == message + advice
+    Results(replace(found, unit="percent"), 1.0, [record("good", 1, gen=1.0)]).write(here / "b.json")
+    assert refused(capsys, "compare", "b.json", "a.json") == (
+        "accuracies of b.json are in percent, those of a.json a fraction: give both recipes one 'unit', and make the "
+        "results again with `fairseq-sg experiments report`"
+    )
     (here / "c.json").write_text("3")
     assert "c.json: not a results file of fairseq_sg.experiments" in refused(capsys, "compare", "a.json", "c.json")
     assert "d.json: No such file or directory" in refused(capsys, "compare", "d.json", "a.json")
+
+
+def test_compare_two_rows_of_one_file(here, capsys):
+    finished(tiny(here)).write(here / "a.json")
+    assert refused(capsys, "compare", "a.json", "--rows", "good,bda") == (
+        "--rows: a.json has no row 'bda': did you mean bad? choose from good, bad"
+    )
+    for text in ("good", "good,good", "good,bad,good", ""):
+        message = f"--rows is {text!r}: give two rows, separated by a comma"
+        assert refused(capsys, "compare", "a.json", "--rows", text) == message
+    message = "a.json has no column with numbers of both good and bad on the same data"
+    assert refused(capsys, "compare", "a.json", "--rows", "good,bad") == message
+    made = [record(row, seed, gen=gen) for row, seed, gen in (("good", 1, 10.0), ("bad", 1, 14.0), ("bad", 2, 18.0))]
+    Results(tiny(here), 1.0, made).write(here / "a.json")
+    assert command.main(["compare", "a.json", "--rows", "good,bad"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "tiny  OOD     0.10  0.16 ± 0.03  +0.06       –" in printed
+    assert printed[-1] == "The difference is bad less good."
+
+
+@pytest.mark.parametrize("line", [["a.json"], ["a.json", "b.json", "--rows", "good,bad"]])
+def test_compare_takes_two_files_or_two_rows(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["compare", *line])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: compare takes two files, or one file and --rows ROW,ROW (see ")
 
 
 # Where trainings run.

@@ -531,11 +531,68 @@ def test_what_two_results_measure_otherwise(recipe):
     changed = replace(recipe, data=data, checkpoint="last")
     assert report.unlike(one, of_seeds(changed, good=[10.0])) == [
         "tiny is prepared differently: `ctl --order forward`, and `ctl --order backward`.",
-        "The checkpoints are chosen differently: the best by accuracy, and the last one.",
+        "The checkpoints are chosen differently: the best by accuracy on `dev`, and the last one.",
     ]
     assert report.unlike(one, of_seeds(replace(recipe, checkpoint_metric="loss"), good=[10.0])) == [
-        "The checkpoints are chosen differently: the best by accuracy, and the best by loss."
+        "The checkpoints are chosen differently: the best by accuracy on `dev`, and the best by loss on `dev`."
     ]
+
+
+def test_what_two_results_choose_on_other_subsets(recipe):
+    columns = recipe.columns | {"best": replace(recipe.columns["OOD"], at="best")}
+    data = {"tiny": replace(recipe.data["tiny"], subsets=["gen", "dev", "valid"])}
+    found = (replace(recipe, columns=columns), replace(recipe, columns=columns, data=data))
+    one, other = (of_seeds(each, good=[10.0]) for each in found)
+    assert report.unlike(one, other) == [
+        "The checkpoints are chosen differently: the best by accuracy on `dev`, and the best by accuracy on `gen`.",
+        "The best evaluations are chosen differently: on `dev`, and on `gen`.",
+    ]
+
+
+def test_a_median_and_a_mean_are_compared_by_means(recipe):
+    one, other = of_seeds(recipe, good=[10.0, 12.0, 50.0]), of_seeds(recipe, good=[20.0, 24.0, 52.0])
+    other = replace(other, recipe=replace(recipe, statistic="median"))
+    (row,) = report.compare(one, other, ("one", "other"))[1:]
+    assert row[3:6] == ["24.0 ± 22.5", "32.0 ± 17.4", "+8.0 [−38.8, +54.8]"]
+    note = "One recipe has the mean of the seeds, the other the median: both are compared by means."
+    assert report.unlike(one, other) == [note]
+
+
+@pytest.mark.parametrize("change", [{"data": ["tiny"]}, {"x": 3.0}, {"digits": 2}, {"at": "end"}, {"type": "long"}])
+def test_columns_are_compared_where_they_are_measured_alike(change, recipe):
+    """Their place, their digits, and the data that they name do not matter; what is left out is named."""
+    other = replace(recipe, columns={"OOD": replace(recipe.columns["OOD"], **change)})
+    one, other = (of_seeds(each, good=[10.0]) for each in (recipe, other))
+    alike = change.keys() <= {"data", "x", "digits"}
+    assert len(report.compare(one, other, ("one", "other"))) == 1 + alike
+    assert report.unlike(one, other) == ([] if alike else ["left out, as they are measured otherwise: OOD"])
+
+
+# Two rows of one file.
+
+
+def test_two_rows(recipe):
+    found = of_seeds(recipe, good=[10.0, 12.0], bad=[14.0, 18.0])
+    assert report.compare_rows(found, ("good", "bad")) == [
+        ["data", "column", "good", "bad", "difference", "interval excludes 0"],
+        ["tiny", "OOD", "11.0 ± 1.4", "16.0 ± 2.8", "+5.0 [−8.8, +18.8]", "no"],
+    ]
+    (row,) = report.compare_rows(found, ("bad", "good"))[1:]
+    assert row[2:5] == ["16.0 ± 2.8", "11.0 ± 1.4", "−5.0 [−18.8, +8.8]"]
+    assert report.compare_rows(found, ("good", "shown"))[1:] == []
+
+
+def test_two_rows_of_the_same_trainings_have_the_interval_of_equal_seeds(recipe):
+    """Differences of 1 and 3; a seed that one of the rows lacks ends the pairs."""
+    rows = recipe.rows | {"deep": replace(recipe.rows["bad"], arguments=None, evaluates="good", model_overrides="{}")}
+    found = of_seeds(replace(recipe, rows=rows), good=[10.0, 50.0])
+    for record_, deep in zip(found.records, (11.0, 53.0), strict=True):
+        record_["result"]["more"] = {"{}": {"accuracy": {"gen": deep}}}
+    (row,) = report.compare_rows(found, ("good", "deep"))[1:]
+    assert row[4:] == ["+2.0 [−10.7, +14.7]", "no"]
+    del found.records[0]["result"]["more"]
+    (row,) = report.compare_rows(found, ("good", "deep"))[1:]
+    assert row[3:] == ["53.0 (1 seed)", "+23.0", "–"]
 
 
 def test_only_common_numbers_are_compared(recipe, tmp_path):
