@@ -305,7 +305,7 @@ def _advance(job: Job) -> bool:
     if not ended:
         return False
     if process.returncode != 0:
-        records.end(run, failed=job.work)
+        records.end(run, failed=job.work + _signalled(process.returncode))
         return True
     if job.stage == "training":
         _finish_training(job)
@@ -330,13 +330,22 @@ def _ended(run: Run) -> str:
     return next((state for state in ("diverged", "failed") if state in record), unknown)
 
 
+def _signalled(code: int) -> str:
+    """The signal by which a process ended, or a command of its shell, for the record; empty if by none."""
+    names = {number.value: number.name for number in signal.Signals}
+    name = names.get(-code if code < 0 else code - 128)
+    return f" (ended by {name}{', perhaps for lack of memory' * (name == 'SIGKILL')})" if name else ""
+
+
 def failure(run: Run) -> str:
-    """The message about a failed run, with the error line of its last start, where there is one."""
+    """The message about a failed run: its newest log, and the last error line there if the record has no cause."""
     what = saved(run).get("failed", "training")
-    last = logs.starts(run.log)[-1] if what == "training" and run.log.is_file() else ""
-    lines = reversed(last.splitlines())
-    why = next((f" ({line.removeprefix('error: ')})" for line in lines if line.startswith("error: ")), "")
-    return f"error: {run.name} (seed {run.seed}) failed in {what}; see {run.folder}{why}"
+    written = [log for log in ([run.log] if what.startswith("training") else run.outputs()) if log.is_file()]
+    # Of files of one moment, the last command's: the others have succeeded.
+    log = sorted(written, key=lambda path: path.stat().st_mtime_ns)[-1] if written else None
+    lines = logs.starts(log)[-1].splitlines() if log and " (" not in what else []
+    why = next((f" ({line.removeprefix('error: ')})" for line in reversed(lines) if line.startswith("error: ")), "")
+    return f"error: {run.name} (seed {run.seed}) failed in {what}; see {log or run.folder}{why}"
 
 
 def _stop(process: subprocess.Popen | groups.Member) -> None:

@@ -261,7 +261,7 @@ def test_report_of_a_failed_training_is_an_error(here, capsys):
     assert f"{message}\n" in capsys.readouterr().err
     trial.run.log.write_text("begin\nerror: there is no option --qk-nrom\n")
     assert command.main(["report", "tiny.yaml", "--rows", "good", "--device", "cpu", "--out", "out"]) == 1
-    assert f"{message} (there is no option --qk-nrom)\n" in capsys.readouterr().err
+    assert f"{message}/train.log (there is no option --qk-nrom)\n" in capsys.readouterr().err
 
 
 def test_a_full_disk_hides_no_failed_training(here, monkeypatch, capsys):

@@ -119,11 +119,42 @@ def test_a_diverging_training_is_stopped_and_the_others_go_on(commands, tmp_path
     assert bad["diverged"]["step"] == 2 and "result" in good and "result" in broken and "failed" not in broken
 
 
-def test_a_training_that_a_signal_ends_has_failed(commands, tmp_path):
-    """It may have been killed for its memory, say, after its last evaluation."""
-    commands["r"] = f"{GOOD}; kill -9 $$"
+@pytest.mark.parametrize(
+    "name,cause",
+    [("KILL", "SIGKILL, perhaps for lack of memory"), ("SEGV", "SIGSEGV")],
+)
+def test_a_training_that_a_signal_ends_has_failed(name, cause, commands, tmp_path, capsys):
+    """It may have been killed for its memory, say, after its last evaluation. Errors of its log are older."""
+    commands["r"] = f"{GOOD}; echo 'error: earlier'; kill -{name} $$"
     (record,) = jobs.run_all([make_run(tmp_path / "r")], 1, lambda *_: None)
-    assert record["failed"] == "training" and "result" not in record
+    assert record["failed"] == f"training (ended by {cause})" and "result" not in record
+    message = f"error: m (seed 1) failed in training (ended by {cause}); see {tmp_path}/r/train.log\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    "script,what,why",
+    [
+        ("echo 'error: one'; echo 'error: no such subset'; exit 2", "evaluation", " (no such subset)"),
+        ("kill -KILL $$", "evaluation (ended by SIGKILL, perhaps for lack of memory)", ""),
+    ],
+)
+def test_a_failed_evaluation_names_its_log_and_says_why(script, what, why, commands, tmp_path, monkeypatch, capsys):
+    """The second of two; an earlier log of a third is older."""
+    run = make_run(tmp_path / "r", more_overrides=("{1: 1}", "{2: 2}"))
+    commands["r"] = f"{GOOD}; echo; echo 'error: of the training'"
+    executable = jobs.executable
+    first = run.validate_command()
+    monkeypatch.setattr(
+        jobs,
+        "executable",
+        lambda words: executable(words) if words in (first, run.train_command()) else ["bash", "-c", script],
+    )
+    run.more_log(1).write_text("error: of another time\n")
+    os.utime(run.more_log(1), (0, 0))
+    (record,) = jobs.run_all([run], 1, lambda *_: None)
+    assert record["failed"] == what
+    assert capsys.readouterr().err == f"error: m (seed 1) failed in {what}; see {run.more_log(0)}{why}\n"
 
 
 def test_a_training_that_cannot_be_recorded_has_failed(commands, tmp_path, monkeypatch):
