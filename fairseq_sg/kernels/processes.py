@@ -46,7 +46,7 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
     with _ASKING:
         process.start()
     send.close()
-    found, ended, started = [], "", False
+    found, ended, started, complete = [], "", False, False
     while not ended:
         if not receive.poll(limit if started else START):
             ended = f"it took longer than {limit if started else START:g} seconds"
@@ -54,12 +54,13 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
             break
         try:
             kind, item = receive.recv()
-        except EOFError:
+        except (EOFError, OSError):  # OSError: it ended within an item
             break
         if kind == "error":
             ended = item
         elif kind == "item":
             found.append(item)
+        complete = kind == "end"
         started = True
     receive.close()
     wait([process.sentinel])
@@ -67,6 +68,8 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
         process.join()
     if not ended and process.exitcode:
         ended = f"it crashed: {reason(process.exitcode)}"
+    if not ended and not complete:  # with exit code 0
+        ended = "its process ended before the last case"
     return found, ended
 
 
@@ -82,5 +85,6 @@ def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> N
         send.send(("start", None))
         for item in task():
             send.send(("item", item))
+        send.send(("end", None))
     except Exception as error:  # whatever the task raises; a message is all that is wanted of it
         send.send(("error", in_one_line(error)))

@@ -78,6 +78,13 @@ def crashes(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
     return loss_of(values, padding_mask, eps)
 
 
+def exits(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
+    """As if all were well."""
+    if values.shape[2] > 1:
+        os._exit(0)
+    return loss_of(values, padding_mask, eps)
+
+
 def hangs(values: Tensor, padding_mask: Tensor | None, eps: float) -> Tensor:
     if values.shape[2] > 1:
         time.sleep(1000)

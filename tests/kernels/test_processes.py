@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +20,12 @@ def test_processes_that_end_at_the_same_time_have_their_own_exit_codes():
     assert ends == [([0, 1], "")] * 80
 
 
+def test_a_process_that_ends_early_with_exit_code_0_says_so():
+    """As one without any item does, which `tune` would take for an operator without a choice."""
+    assert isolated(partial(os._exit, 0), START) == ([], "its process ended before the last case")
+    assert isolated(partial(sys.exit, 0), START) == ([], "its process ended before the last case")
+
+
 def test_products_are_in_float32_whatever_the_environment_allows():
     """``TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`` begins a process with "high"."""
     torch.set_float32_matmul_precision("high")
@@ -27,4 +35,4 @@ def test_products_are_in_float32_whatever_the_environment_allows():
         _run(lambda: iter([torch.get_float32_matmul_precision()]), SimpleNamespace(send=sent.append), threads)
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert sent == [("start", None), ("item", "highest")]
+    assert sent == [("start", None), ("item", "highest"), ("end", None)]
