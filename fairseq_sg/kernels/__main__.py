@@ -90,7 +90,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}): set {FOLDER_VARIABLE} to a folder") from error
+        place = f"set {FOLDER_VARIABLE} to another folder"
+        raise ValueError(f"{path} cannot be written ({error.strerror}): {place}") from error
 
 
 def check_place(device: str, quick: bool) -> None:

@@ -13,6 +13,7 @@ none. It is replaced in one step, so a reader finds the old file or the new one.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -214,7 +215,9 @@ def _expect(condition: bool) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Makes the folder of a file. Raises OSError if no file can be written there."""
+    """Makes the folder of a file. Raises OSError if no file can be written there, IsADirectoryError for a folder."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "there is a folder of this name", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path.parent).close()
 

@@ -193,6 +193,14 @@ def test_a_folder_that_takes_no_file(path, invented, capsys, monkeypatch):
     assert "nothing is kept, as FAIRSEQ_SG_TUNING is empty" in capsys.readouterr().out
 
 
+def test_a_folder_in_the_place_of_the_file(path, invented, capsys):
+    """It is found before anything is verified."""
+    path.mkdir()
+    assert commands.main(["verify", "--device", "cpu"]) == 1 and invented.verified == []
+    message = "cannot be written (there is a folder of this name): set FAIRSEQ_SG_TUNING to another folder"
+    assert capsys.readouterr().err == f"error: {path} {message}\n"
+
+
 def test_there_is_no_gpu(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
