@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import re
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,8 @@ COMMAND = "python -m fairseq_sg.kernels tune"
 SHARE = 0.95
 #: dtype -> the one whose measurements it takes where it has none of its own.
 SAME_AS = {"float16": "bfloat16"}
+#: Bytes of a file; those of all operators on a GPU have less than a hundredth.
+LARGEST = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +186,9 @@ def read(path: Path, device: torch.device | None = None) -> Tuning:
         OSError: it cannot be read; FileNotFoundError where there is none.
         ValueError: it is damaged, or of another machine or version; the message says which.
     """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:  # to read from a pipe would wait for its writer
+        raise ValueError("it is damaged")
     text = path.read_bytes()
     try:
         found = json.loads(text)

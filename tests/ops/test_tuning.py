@@ -235,6 +235,18 @@ def test_a_file_that_cannot_be_read(folder, caplog):
     assert tuning.tuning_on(CPU) is None and "is ignored: " in caplog.text
 
 
+def test_a_pipe_and_a_huge_file_are_not_read(folder, monkeypatch):
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "pipe")
+    (folder / "huge").write_text(here().as_json() + " " * tuning.LARGEST)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path.name} is read"))
+    for name in ("pipe", "huge"):
+        with pytest.raises(ValueError, match="it is damaged"):
+            tuning.read(folder / name)
+    with pytest.raises(FileNotFoundError):
+        tuning.read(folder / "none")
+
+
 @pytest.mark.parametrize("usable", [True, False])
 def test_on_a_gpu_one_line_says_how_to_measure(usable, folder, caplog, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
