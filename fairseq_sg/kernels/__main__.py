@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -97,6 +98,8 @@ def writing(path: Path) -> Iterator[None]:
 def check_place(device: str, quick: bool) -> None:
     """Raises ValueError, before anything is measured, where the file cannot be written."""
     path = path_of(listing.here(device))
+    if not quick and path is None and os.environ.get(FOLDER_VARIABLE) != "":
+        raise ValueError(f"the home folder is not known: set {FOLDER_VARIABLE} to a folder by its full path")
     if not quick and path is not None:
         with writing(path):
             check_writable(path)

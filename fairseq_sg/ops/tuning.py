@@ -170,12 +170,17 @@ def tuning_on(device: torch.device) -> Tuning | None:
 
 
 def path_of(device: torch.device) -> Path | None:
-    """The file of a device; None where ``FAIRSEQ_SG_TUNING`` is empty."""
+    """The file of a device; None where ``FAIRSEQ_SG_TUNING`` is empty, or is in a home folder that is not known."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder == "":
         return None
     if folder is None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "fairseq_sg"
+        cache = os.environ.get("XDG_CACHE_HOME", "")
+        # The specification of these folders ignores relative paths.
+        folder = os.path.join(cache if os.path.isabs(cache) else "~/.cache", "fairseq_sg")
+    folder = os.path.expanduser(folder)
+    if folder.startswith("~"):
+        return None
     return Path(folder) / f"kernels-{re.sub(r'[^A-Za-z0-9]+', '-', name_of(device)).strip('-')}.json"
 
 

@@ -201,6 +201,13 @@ def test_a_folder_in_the_place_of_the_file(path, invented, capsys):
     assert capsys.readouterr().err == f"error: {path} {message}\n"
 
 
+def test_a_home_folder_that_is_not_known(path, invented, capsys, monkeypatch):
+    monkeypatch.setenv(tuning.FOLDER_VARIABLE, "~nobody-of-this-name/x")
+    assert commands.main(["verify", "--device", "cpu"]) == 1 and invented.verified == []
+    message = "the home folder is not known: set FAIRSEQ_SG_TUNING to a folder by its full path"
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
 def test_there_is_no_gpu(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):

@@ -268,12 +268,29 @@ def test_nothing_is_said_on_a_cpu_without_a_file(folder, caplog):
     assert caplog.messages == []
 
 
-def test_where_files_are(monkeypatch):
-    monkeypatch.delenv(tuning.FOLDER_VARIABLE)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert tuning.path_of(CPU).parent == Path("/somewhere/fairseq_sg")
-    monkeypatch.setenv(tuning.FOLDER_VARIABLE, "")
-    assert tuning.path_of(CPU) is None
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/somewhere"}, "/somewhere/fairseq_sg"),
+        ({"XDG_CACHE_HOME": "somewhere", "HOME": "/mine"}, "/mine/.cache/fairseq_sg"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/mine"}, "/mine/.cache/fairseq_sg"),
+        ({"HOME": "/mine"}, "/mine/.cache/fairseq_sg"),
+        ({}, None),  # and the user has no entry in passwd
+        ({tuning.FOLDER_VARIABLE: "~/x", "HOME": "/mine"}, "/mine/x"),
+        ({tuning.FOLDER_VARIABLE: "~/x"}, None),
+        ({tuning.FOLDER_VARIABLE: "x", "XDG_CACHE_HOME": "/somewhere"}, "x"),
+        ({tuning.FOLDER_VARIABLE: "", "HOME": "/mine"}, None),
+    ],
+    ids=str,
+)
+def test_where_files_are(variables, folder, monkeypatch):
+    for name in (tuning.FOLDER_VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    path = tuning.path_of(CPU)
+    assert path is None if folder is None else path.parent == Path(folder)
 
 
 def test_a_cpu_has_a_file_for_each_number_of_threads():
