@@ -202,7 +202,8 @@ def read(path: Path, device: torch.device | None = None) -> Tuning:
         raise ValueError("it is damaged") from error
     for name, here in {} if device is None else key_of(device).items():
         if key[name] != here:
-            raise ValueError(f"it is of another {name}, {key[name]!r} and not {here!r}")
+            other = "other" if name == "operators" else "another"
+            raise ValueError(f"it is of {other} {name}, {key[name]!r} and not {here!r}")
     try:
         points = [Point(**point | {"sizes": tuple(point["sizes"])}) for point in found["points"]]
         tuning = Tuning(key, found["verdicts"], points)

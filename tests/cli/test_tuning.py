@@ -60,7 +60,7 @@ def edited(**changes) -> str:
     ("text", "reason"),
     [
         (measured().as_json()[:-30], "it is damaged"),
-        (edited(operators="0123456789abcdef"), "it is of another operators"),
+        (edited(operators="0123456789abcdef"), "it is of other operators"),
         (edited(device="NVIDIA H100 80GB HBM3", driver="550.54.15"), "it is of another device"),
     ],
     ids=["damaged", "stale", "foreign"],

@@ -181,7 +181,8 @@ def changed(**changes: object):
                 inner = inner[int(one) if one.isdigit() else one]
             inner[last] = value
         path.write_text(json.dumps(content))
-        return f"it is of another {last}, {value!r} and not" if folders == ["key"] else "it is damaged"
+        other = "other" if last == "operators" else "another"
+        return f"it is of {other} {last}, {value!r} and not" if folders == ["key"] else "it is damaged"
 
     return write
 
