@@ -10,33 +10,21 @@ See docs/kernels.md.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from fairseq_sg.errors import exit_code
 from fairseq_sg.kernels import listing, processes, tune, verify
+from fairseq_sg.kernels.keeping import Findings, check_place, keep, known_here
 from fairseq_sg.kernels.processes import START, isolated
 from fairseq_sg.ops.dispatch import check_environment
 from fairseq_sg.ops.operators import OPERATORS, TRITON
-from fairseq_sg.ops.tuning import (
-    FOLDER_VARIABLE,
-    SHARE,
-    Tuning,
-    check_writable,
-    dtype_name,
-    key_of,
-    path_of,
-    read,
-    write,
-)
+from fairseq_sg.ops.tuning import SHARE, dtype_name
 from fairseq_sg.parsers import Command, Parser
 from fairseq_sg.tables import aligned
 
@@ -76,47 +64,6 @@ def main(line: Sequence[str] | None = None) -> int:
         return 1
 
 
-def known_here(device: str) -> Tuning:
-    """What the file of a device has, empty where there is none that counts."""
-    found, path = listing.here(device), path_of(listing.here(device))
-    try:
-        return read(path, found) if path is not None else Tuning(key_of(found))
-    except (OSError, ValueError):
-        return Tuning(key_of(found))
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises ValueError in the place of an OSError."""
-    try:
-        yield
-    except OSError as error:
-        place = f"set {FOLDER_VARIABLE} to another folder"
-        raise ValueError(f"{path} cannot be written ({error.strerror}): {place}") from error
-
-
-def check_place(device: str, quick: bool) -> None:
-    """Raises ValueError, before anything is measured, where the file cannot be written."""
-    path = path_of(listing.here(device))
-    if not quick and path is None and os.environ.get(FOLDER_VARIABLE) != "":
-        raise ValueError(f"the home folder is not known: set {FOLDER_VARIABLE} to a folder by its full path")
-    if not quick and path is not None:
-        with writing(path):
-            check_writable(path)
-
-
-def keep(tuning: Tuning, device: str, quick: bool, seconds: float) -> None:
-    """Writes the file, and says what was done."""
-    path = path_of(listing.here(device))
-    if quick or path is None:
-        where = "nothing is kept" if quick else f"nothing is kept, as {FOLDER_VARIABLE} is empty"
-    else:
-        with writing(path):
-            write(tuning, path)
-        where = f"kept in {path}"
-    print(f"{tuning.key['device']}, torch {tuning.key['torch']}: {seconds:.0f} seconds; {where}")
-
-
 def attempt(operator: str, name: str, device: str, quick: bool) -> verify.Verdict:
     """Verifies one implementation, if it can run here."""
     reason = listing.why_not(name, device)
@@ -125,7 +72,7 @@ def attempt(operator: str, name: str, device: str, quick: bool) -> verify.Verdic
     return verify.verdict_of(operator, name, device, quick, parts=PARTS[device])
 
 
-def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quick: bool) -> bool:
+def verified(findings: Findings, which: Sequence[tuple[str, str]], device: str, quick: bool) -> bool:
     """Verifies implementations, prints a line for each, and notes the verdicts; whether none fails.
 
     Raises:
@@ -148,7 +95,7 @@ def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quic
             start += f"  {sum(not one.cannot for one in found.results):5}  {found.seconds:7.1f}"
             unknown = found.without_memory and not found.problem
             if not unknown and not (device == "cpu" and name == TRITON):  # the interpreter is no device
-                tuning.verdicts.setdefault(operator, {})[name] = found.problem
+                findings.verdicts.setdefault(operator, {})[name] = found.problem
             if unknown:
                 print(f"{start}  not verified: no memory for {found.without_memory} more; try again", flush=True)
             elif found.problem:
@@ -159,55 +106,59 @@ def verified(tuning: Tuning, which: Sequence[tuple[str, str]], device: str, quic
                 worst = "  ".join(f"{found.worst(dtype_name(dtype)):.0e}" for dtype in verify.DTYPES)
                 print(f"{start}  {worst}", flush=True)
     for operator, name in failed:
-        instead = tuning.working(operator, torch.float32, OPERATORS[operator].default)
+        instead = findings.tuning.working(operator, torch.float32, OPERATORS[operator].default)
         print(f"{operator}: {name} fails here and never runs by default; {instead} runs in its place")
     print(f"{good} implementations verified, {len(failed)} fail")
     return not failed
 
 
 def run_verify(device: str, quick: bool) -> int:
-    start = time.monotonic()
-    tuning = known_here(device)
-    good = verified(tuning, verify.everything(), device, quick)
-    keep(tuning, device, quick, time.monotonic() - start)
+    start, findings = time.monotonic(), Findings(known_here(device))
+    good = verified(findings, verify.everything(), device, quick)
+    keep(findings, device, quick, time.monotonic() - start)
     return 0 if good else 1
 
 
 def run_tune(device: str, quick: bool) -> int:
-    start = time.monotonic()
-    tuning = known_here(device)
-    operators = [operator for operator in OPERATORS if tune.sizes_of(operator, device)]
-    candidates = [(o, name) for o in sorted(operators) for name in OPERATORS[o].candidates(device, torch.float32)]
-    unknown = [(o, name) for o, name in candidates if name not in tuning.verdicts.get(o, {})]
+    start, findings = time.monotonic(), Findings(known_here(device))
+    operators = sorted(operator for operator in OPERATORS if tune.sizes_of(operator, device))
+    candidates = [(o, name) for o in operators for name in OPERATORS[o].candidates(device, torch.float32)]
+    unknown = [(o, name) for o, name in candidates if name not in findings.before.verdicts.get(o, {})]
     if unknown:
-        verified(tuning, unknown, device, quick)
+        verified(findings, unknown, device, quick)
         print()
-    tuning.points = []
     print(
         f"milliseconds forward and backward; another than the first runs where it takes {SHARE:.0%} or less of its time"
     )
-    for operator in sorted(operators):
-        names = [name for o, name in candidates if o == operator and tuning.verified(o, name)]
-        budget = (1, 1, 0.0) if quick else (None, tune.ROUNDS, tune.SHORTEST)
-        points, problems = [], []
-        for dtype in tune.DTYPES[device]:
-            found, ended = isolated(partial(tune.measure, operator, names, device, dtype, *budget), tune.LIMIT)
-            points += found
-            tuning.points += [] if ended else found  # at other sizes it may hang, too
-            if ended:
-                where = f" in {dtype_name(dtype)}" * (len(tune.DTYPES[device]) > 1)
-                problems.append(f"{operator}{where}: {ended}, after {len(found)} sizes; its own rule decides")
-        cells = [("dtype", *OPERATORS[operator].sizes, *names, "runs")]
-        for point in points:
-            dtype = getattr(torch, point.dtype)
-            times = [f"{point.ms[name][1]:.3g}" if name in point.ms else "" for name in names]
-            runs = tuning.choice(operator, dtype, point.sizes, OPERATORS[operator].rule(device, dtype, point.sizes))
-            cells.append((point.dtype, *map(str, point.sizes), *times, runs))
-        lines = aligned(cells, left=len(cells[0])) if points else ["nothing to choose from"]
-        print("", operator, *lines, *problems, sep="\n", flush=True)
+    for operator in operators:
+        time_one(findings, operator, device, quick)
     print()
-    keep(tuning, device, quick, time.monotonic() - start)
+    keep(findings, device, quick, time.monotonic() - start)
     return 0
+
+
+def time_one(findings: Findings, operator: str, device: str, quick: bool) -> None:
+    """Times the verified implementations of an operator, prints a table, and notes the points."""
+    tuning = findings.tuning
+    names = [name for name in OPERATORS[operator].candidates(device, torch.float32) if tuning.verified(operator, name)]
+    budget = (1, 1, 0.0) if quick else (None, tune.ROUNDS, tune.SHORTEST)
+    points, problems = [], []
+    for dtype in tune.DTYPES[device]:
+        found, ended = isolated(partial(tune.measure, operator, names, device, dtype, *budget), tune.LIMIT)
+        points += found
+        # Where it ended early, it may hang at other sizes, too.
+        findings.timed[operator, dtype_name(dtype)] = [] if ended else found
+        if ended:
+            where = f" in {dtype_name(dtype)}" * (len(tune.DTYPES[device]) > 1)
+            problems.append(f"{operator}{where}: {ended}, after {len(found)} sizes; its own rule decides")
+    cells, tuning = [("dtype", *OPERATORS[operator].sizes, *names, "runs")], findings.tuning
+    for point in points:
+        dtype = getattr(torch, point.dtype)
+        times = [f"{point.ms[name][1]:.3g}" if name in point.ms else "" for name in names]
+        runs = tuning.choice(operator, dtype, point.sizes, OPERATORS[operator].rule(device, dtype, point.sizes))
+        cells.append((point.dtype, *map(str, point.sizes), *times, runs))
+    lines = aligned(cells, left=len(cells[0])) if points else ["nothing to choose from"]
+    print("", operator, *lines, *problems, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

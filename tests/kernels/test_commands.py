@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import importlib.util
+import os
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import torch
 
 import helpers.forked  # noqa: F401  (its processes have imported torch)
 from fairseq_sg.kernels import __main__ as commands
-from fairseq_sg.kernels import listing, processes
+from fairseq_sg.kernels import keeping, listing, processes
 from fairseq_sg.kernels.cases import TIMED, Make
 from fairseq_sg.kernels.tune import LIMIT, measure
 from fairseq_sg.kernels.verify import Result, Verdict
@@ -114,6 +116,72 @@ def test_tune(path, invented, capsys):
     assert commands.main(["tune", "--device", "cpu"]) == 0 and len(invented.verified) == 6
     assert commands.main(["verify", "--device", "cpu"]) == 1
     assert len(tuning.read(path, CPU).points) == 12  # they stay
+
+
+@pytest.fixture
+def meanwhile(path, monkeypatch):
+    """Makes another command write the file of this CPU while one times, or verifies."""
+
+    def function(stage, write):
+        module, name = {"timing": (commands, "isolated"), "verifying": (commands.verify, "verdict_of")}[stage]
+        original = getattr(module, name)
+
+        def run(task, *more, **options):
+            if stage == "verifying" or task.func is measure:
+                found = tuning.read(path) if path.exists() else tuning.Tuning(tuning.key_of(CPU))
+                write(found)
+                tuning.write(found, path)
+            return original(task, *more, **options)
+
+        monkeypatch.setattr(module, name, run)
+
+    return function
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["verified before", "verified by tune"])
+def test_a_failure_that_verify_finds_survives_a_tune_that_began_before(known, path, invented, meanwhile):
+    """And what was timed of it never runs."""
+    if known:
+        commands.main(["verify", "--device", "cpu"])
+    meanwhile("timing", lambda found: found.verdicts.setdefault("relative_logits", {}).update(naive="it is off"))
+    assert commands.main(["tune", "--device", "cpu"]) == 0
+    found = tuning.read(path, CPU)
+    assert found.verdicts["relative_logits"] == {"shift": "", "naive": "it is off"}
+    assert found.verdicts["relative_attention"]["naive"] == "" and len(found.points) == 12
+    logits = OPERATORS["relative_logits"].implementations
+    assert dispatch.choose("relative_logits", "auto", torch.ones(1), (1, 256, 16, 16)) is logits["shift"]
+
+
+def test_points_that_tune_measures_survive_a_verify_that_began_before(path, invented, meanwhile):
+    """With its verdict of what verify has no memory for, and with a failure that is not found again."""
+    commands.main(["tune", "--device", "cpu"])
+    tuned, before = tuning.read(path, CPU), tuning.Tuning(tuning.key_of(CPU), {"cvmm": {"grouped": "it is off"}})
+    tuning.write(before, path)
+
+    def write(found):
+        found.points = tuned.points
+        found.verdicts["spectral_multiply"] = {"fft": ""}
+
+    meanwhile("verifying", write)
+    assert commands.main(["verify", "--device", "cpu"]) == 1
+    found = tuning.read(path, CPU)
+    assert found.points == tuned.points and found.verdicts["spectral_multiply"] == {"fft": "", "naive": ""}
+    assert found.verdicts["cvmm"]["grouped"] == "" and "off by 3.0e-01" in found.verdicts["cvmm"]["blocks"]
+
+
+def test_one_command_at_a_time_writes_the_file(path, invented, monkeypatch):
+    """It holds the lock while it reads again and writes."""
+    locked = []
+
+    def write(found, path):
+        with pytest.raises(BlockingIOError):
+            opened = os.open(path.parent, os.O_RDONLY)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(opened)
+        locked.append(path)
+
+    monkeypatch.setattr(keeping, "write", write)
+    assert commands.main(["tune", "--device", "cpu"]) == 0 and locked == [path]
 
 
 def test_a_device_that_no_process_can_use_says_nothing_of_the_operators(path, invented, capsys):
