@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
 
 from fairseq_sg.errors import exit_code
 from fairseq_sg.kernels import listing, processes, tune, verify
-from fairseq_sg.kernels.keeping import Findings, check_place, keep, known_here
-from fairseq_sg.kernels.processes import START, isolated
+from fairseq_sg.kernels.keeping import Findings, check_place, kept
+from fairseq_sg.kernels.processes import START, isolated, threads
 from fairseq_sg.ops.dispatch import check_environment
 from fairseq_sg.ops.operators import OPERATORS, TRITON
 from fairseq_sg.ops.tuning import SHARE, dtype_name
@@ -46,7 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(line: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 1 for an error and, of ``verify``, for an implementation that fails."""
+    """Runs the command; returns the exit code.
+
+    It is 1 for an error and, of ``verify``, for an implementation that fails; and 130 where Ctrl-C interrupts it.
+    """
     parser = make_parser()
     args = parser.parse_args(line)
     try:
@@ -62,14 +63,20 @@ def main(line: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
-def attempt(operator: str, name: str, device: str, quick: bool) -> verify.Verdict:
-    """Verifies one implementation, if it can run here."""
+def attempt(findings: Findings, operator: str, name: str, device: str, quick: bool) -> verify.Verdict:
+    """Verifies one implementation, if it can run here, and notes the verdict."""
     reason = listing.why_not(name, device)
     if reason is not None:
         return verify.Verdict(operator, name, [verify.Result("", "", cannot=reason)])
-    return verify.verdict_of(operator, name, device, quick, parts=PARTS[device])
+    found = verify.verdict_of(operator, name, device, quick, parts=PARTS[device])
+    if not found.cannot and not found.unknown and not (device == "cpu" and name == TRITON):  # interpreted: no device
+        findings.verdicts.setdefault(operator, {})[name] = found.problem
+    return found
 
 
 def verified(findings: Findings, which: Sequence[tuple[str, str]], device: str, quick: bool) -> bool:
@@ -85,18 +92,15 @@ def verified(findings: Findings, which: Sequence[tuple[str, str]], device: str, 
     width = max(len("operator"), *(len(operator) for operator, _ in which))
     print(f"{'operator':{width}}  {'implementation':14}  cases  seconds  largest error in float32, bfloat16, float16")
     print("-" * (width + 78), flush=True)
-    with ThreadPoolExecutor(JOBS[device]) as pool:
-        for found in pool.map(lambda one: attempt(*one, device, quick), which):
+    with threads(JOBS[device]) as pool:
+        for found in pool.map(lambda one: attempt(findings, *one, device, quick), which):
             operator, name = found.operator, found.implementation
             start = f"{operator:{width}}  {name:14}"
             if found.cannot:
                 print(f"{start}  cannot run here: {found.cannot}", flush=True)
                 continue
             start += f"  {sum(not one.cannot for one in found.results):5}  {found.seconds:7.1f}"
-            unknown = found.without_memory and not found.problem
-            if not unknown and not (device == "cpu" and name == TRITON):  # the interpreter is no device
-                findings.verdicts.setdefault(operator, {})[name] = found.problem
-            if unknown:
+            if found.unknown:
                 print(f"{start}  not verified: no memory for {found.without_memory} more; try again", flush=True)
             elif found.problem:
                 failed.append((operator, name))
@@ -113,27 +117,26 @@ def verified(findings: Findings, which: Sequence[tuple[str, str]], device: str, 
 
 
 def run_verify(device: str, quick: bool) -> int:
-    start, findings = time.monotonic(), Findings(known_here(device))
-    good = verified(findings, verify.everything(), device, quick)
-    keep(findings, device, quick, time.monotonic() - start)
+    with kept(device, quick) as findings:
+        good = verified(findings, verify.everything(), device, quick)
     return 0 if good else 1
 
 
 def run_tune(device: str, quick: bool) -> int:
-    start, findings = time.monotonic(), Findings(known_here(device))
     operators = sorted(operator for operator in OPERATORS if tune.sizes_of(operator, device))
     candidates = [(o, name) for o in operators for name in OPERATORS[o].candidates(device, torch.float32)]
-    unknown = [(o, name) for o, name in candidates if name not in findings.before.verdicts.get(o, {})]
-    if unknown:
-        verified(findings, unknown, device, quick)
+    with kept(device, quick) as findings:
+        unknown = [(o, name) for o, name in candidates if name not in findings.before.verdicts.get(o, {})]
+        if unknown:
+            verified(findings, unknown, device, quick)
+            print()
+        print(
+            "milliseconds forward and backward; another than the first runs where it takes "
+            f"{SHARE:.0%} or less of its time"
+        )
+        for operator in operators:
+            time_one(findings, operator, device, quick)
         print()
-    print(
-        f"milliseconds forward and backward; another than the first runs where it takes {SHARE:.0%} or less of its time"
-    )
-    for operator in operators:
-        time_one(findings, operator, device, quick)
-    print()
-    keep(findings, device, quick, time.monotonic() - start)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,15 +74,28 @@ def check_place(device: str, quick: bool) -> None:
             check_writable(path)
 
 
+@contextlib.contextmanager
+def kept(device: str, quick: bool) -> Iterator[Findings]:
+    """Keeps what is found within the block, also where Ctrl-C ends it. Raises ValueError where that cannot be."""
+    start, findings = time.monotonic(), Findings(known_here(device))
+    try:
+        yield findings
+    except KeyboardInterrupt:
+        keep(findings, device, quick, time.monotonic() - start)
+        raise
+    keep(findings, device, quick, time.monotonic() - start)
+
+
 def keep(findings: Findings, device: str, quick: bool, seconds: float) -> None:
     """Writes the file, and says what was done."""
     path, key = path_of(listing.here(device)), findings.before.key
-    if quick or path is None:
-        where = "nothing is kept" if quick else f"nothing is kept, as {FOLDER_VARIABLE} is empty"
+    if quick or path is None or not (findings.verdicts or findings.timed):
+        where = "nothing is kept" if path or quick else f"nothing is kept, as {FOLDER_VARIABLE} is empty"
     else:
         with writing(path), alone(path.parent):
             write(findings.over(known_here(device)), path)
-        where = f"kept in {path}"
+        verdicts, points = (sum(map(len, of.values())) for of in (findings.verdicts, findings.timed))
+        where = f"{verdicts} verdicts and {points} sizes measured are kept in {path}"
     print(f"{key['device']}, torch {key['torch']}: {seconds:.0f} seconds; {where}")
 
 

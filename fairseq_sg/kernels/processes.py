@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -20,6 +24,9 @@ PRELOAD = ["fairseq_sg.kernels.verify", "fairseq_sg.kernels.tune", "torch._dynam
 #: Starting a process asks how all others ended, and so does `join`. Of two that ask at once, one gets a wrong answer.
 _ASKING = threading.Lock()
 
+#: Set while threads end after Ctrl-C: they start no process, and what they have found so far does not count.
+_INTERRUPTED = threading.Event()
+
 #: Seconds for a process to start and to import the task.
 START = 300.0
 
@@ -31,6 +38,29 @@ def preload() -> None:
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    # A terminal sends Ctrl-C to them all. They ignore it, and this process kills them.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handler)
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that call `isolated`. KeyboardInterrupt within the block kills all processes, and then ends the threads.
+
+    Calls of `isolated` that have not ended raise KeyboardInterrupt, too.
+    """
+    with ThreadPoolExecutor(number) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            with _ASKING:
+                _INTERRUPTED.set()
+                for process in multiprocessing.active_children():
+                    process.kill()
+            pool.shutdown(cancel_futures=True)
+            _INTERRUPTED.clear()
+            raise
 
 
 def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any], str]:
@@ -44,8 +74,30 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(task, send, torch.get_num_threads()), daemon=True)
     with _ASKING:
+        if _INTERRUPTED.is_set():
+            raise KeyboardInterrupt
         process.start()
     send.close()
+    try:
+        found, ended, complete = _received(receive, process, limit)
+        receive.close()
+        wait([process.sentinel])
+    except KeyboardInterrupt:
+        process.kill()
+        raise
+    with _ASKING:
+        process.join()
+    if _INTERRUPTED.is_set():
+        raise KeyboardInterrupt
+    if not ended and process.exitcode:
+        ended = f"it crashed: {reason(process.exitcode)}"
+    if not ended and not complete:  # with exit code 0
+        ended = "its process ended before the last case"
+    return found, ended
+
+
+def _received(receive: Connection, process: BaseProcess, limit: float) -> tuple[list[Any], str, bool]:
+    """What a process sends until it ends, why it is not waited for, and whether that was all."""
     found, ended, started, complete = [], "", False, False
     while not ended:
         if not receive.poll(limit if started else START):
@@ -62,15 +114,7 @@ def isolated(task: Callable[[], Iterable[Any]], limit: float) -> tuple[list[Any]
             found.append(item)
         complete = kind == "end"
         started = True
-    receive.close()
-    wait([process.sentinel])
-    with _ASKING:
-        process.join()
-    if not ended and process.exitcode:
-        ended = f"it crashed: {reason(process.exitcode)}"
-    if not ended and not complete:  # with exit code 0
-        ended = "its process ended before the last case"
-    return found, ended
+    return found, ended, complete
 
 
 def reason(code: int) -> str:
@@ -81,10 +125,11 @@ def _run(task: Callable[[], Iterable[Any]], send: Connection, threads: int) -> N
     torch.set_num_threads(threads)
     # Where the environment allows TF32, torch's own operators would be wrong.
     torch.set_float32_matmul_precision("highest")
-    try:
-        send.send(("start", None))
-        for item in task():
-            send.send(("item", item))
-        send.send(("end", None))
-    except Exception as error:  # whatever the task raises; a message is all that is wanted of it
-        send.send(("error", in_one_line(error)))
+    with contextlib.suppress(BrokenPipeError):  # nobody listens: Ctrl-C came while this process started
+        try:
+            send.send(("start", None))
+            for item in task():
+                send.send(("item", item))
+            send.send(("end", None))
+        except Exception as error:  # whatever the task raises; a message is all that is wanted of it
+            send.send(("error", in_one_line(error)))

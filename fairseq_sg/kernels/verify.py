@@ -241,6 +241,11 @@ class Verdict:
         """How many cases had no memory, so that nothing is known of them."""
         return sum(out_of_memory(result.cannot) for result in self.results)
 
+    @property
+    def unknown(self) -> bool:
+        """Whether it is neither verified nor fails, for want of memory."""
+        return bool(self.without_memory) and not self.problem
+
     def worst(self, dtype: str) -> float:
         return max((r.error for r in self.results if r.dtype == dtype and not r.cannot), default=0.0)
 

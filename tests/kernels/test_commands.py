@@ -6,6 +6,9 @@ import fcntl
 import importlib
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -22,7 +25,8 @@ from fairseq_sg.kernels.verify import Result, Verdict
 from fairseq_sg.ops import dispatch, tuning
 from fairseq_sg.ops.operators import OPERATORS
 from fairseq_sg.ops.tuning import Point
-from helpers.commands import launch
+from helpers.commands import environment, launch
+from helpers.forked import REPOSITORY
 
 CPU = torch.device("cpu")
 #: operator -> its folder, where that has another name
@@ -182,6 +186,72 @@ def test_one_command_at_a_time_writes_the_file(path, invented, monkeypatch):
 
     monkeypatch.setattr(keeping, "write", write)
     assert commands.main(["tune", "--device", "cpu"]) == 0 and locked == [path]
+
+
+def test_an_interrupted_verify_keeps_the_verdicts_that_are_complete(path, invented, capsys, monkeypatch):
+    def verdict_of(operator, name, *more, **options):
+        if operator >= "geometric_attention":
+            raise KeyboardInterrupt
+        return complete(operator, name, *more, **options)
+
+    complete = commands.verify.verdict_of
+    monkeypatch.setattr(commands.verify, "verdict_of", verdict_of)
+    assert commands.main(["verify", "--device", "cpu"]) == 130
+    out, err = capsys.readouterr()
+    assert err == "interrupted\n" and f"3 verdicts and 0 sizes measured are kept in {path}\n" in out
+    found = tuning.read(path, CPU)
+    assert list(found.verdicts) == ["cvmm"] and "off by 3.0e-01" in found.verdicts["cvmm"]["blocks"]
+
+
+def test_an_interrupted_tune_keeps_the_times_of_operators_that_are_complete(path, invented, capsys, monkeypatch):
+    """Those of the others are as before."""
+    commands.main(["tune", "--device", "cpu"])
+    before = tuning.read(path)
+    before.points = [replace(point, ms={"shift": [3.0] * 3}) for point in before.points]
+    tuning.write(before, path)
+
+    def interrupted(task, limit):
+        if task.args[0] == "relative_logits":
+            raise KeyboardInterrupt
+        return complete(task, limit)
+
+    complete = commands.isolated
+    monkeypatch.setattr(commands, "isolated", interrupted)
+    capsys.readouterr()
+    assert commands.main(["tune", "--device", "cpu"]) == 130
+    out, err = capsys.readouterr()
+    assert err == "interrupted\n" and "0 verdicts and 6 sizes measured are kept" in out
+    found = tuning.read(path)
+    assert found.verdicts == before.verdicts and len(found.points) == 12
+    assert {(point.operator, *point.ms) for point in found.points} == {
+        ("relative_attention", "naive", "shift"),
+        ("relative_logits", "shift"),
+    }
+
+
+@pytest.mark.parametrize("command", ["verify", "tune"])
+def test_one_that_is_interrupted_before_it_found_anything_keeps_nothing(command, path, invented, capsys, monkeypatch):
+    def isolated(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "isolated", isolated)
+    assert commands.main([command, "--device", "cpu"]) == 130 and not path.exists()
+    assert "; nothing is kept\n" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_a_terminal(tmp_path):
+    """It reaches all processes: they end, one line says so, and the first verdict is kept."""
+    command = [sys.executable, "-P", "-m", "fairseq_sg.kernels", "verify", "--device", "cpu"]
+    env = environment(PYTHONPATH=str(REPOSITORY), **{tuning.FOLDER_VARIABLE: str(tmp_path)})
+    streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **streams) as process:
+        for line in process.stdout:
+            if line.startswith("cvmm  "):
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate()
+    (file,) = tmp_path.iterdir()
+    assert (process.returncode, err) == (130, "interrupted\n") and tuning.read(file).verified("cvmm", "naive")
 
 
 def test_a_device_that_no_process_can_use_says_nothing_of_the_operators(path, invented, capsys):
