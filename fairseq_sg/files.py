@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fairseq_sg.errors import UsageError
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which it becomes at the end. After an error, ``path`` is as before.
+    """A temporary file beside ``path``, which it becomes at the end. After an error, ``path`` is as before.
 
-    Folders above it are made. A pipe or a device is written to itself.
+    Folders above it are made. A pipe or a device is written to itself. Of processes and threads that write ``path`` at
+    the same time, each has a temporary file of its own; those of writers that were killed are removed.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
         yield path
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    _remove_left_behind(path)
+    temporary, lock = _locked(path)
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        lock.close()
+
+
+def _locked(path: Path) -> tuple[Path, IO[bytes]]:
+    """A new temporary file, and the stream whose lock says that its writer lives."""
+    while True:
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+        lock = open(temporary, "xb")
+        with contextlib.suppress(OSError):  # a file system without locks, where none is removed
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if temporary.exists():
+            return temporary, lock
+        lock.close()  # another writer removed it before it was locked
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Removes temporary files of ``path`` that nobody has locked."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+        with contextlib.suppress(OSError), open(left, "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def check_writable(what: str, path: str | Path, read: Iterable[str | Path] = ()) -> None:
