@@ -93,7 +93,7 @@ def read(path: Path, variant: str = "") -> Recipe:
 
 def from_dict(content: dict[str, Any], where: str = "recipe") -> Recipe:
     """The recipe that ``Recipe.as_dict`` gave. Raises RecipeError for content that is no recipe."""
-    recipe = _typed(where, content)
+    recipe = _typed(where, content, written=True)
     Checks(recipe, where).run()
     return recipe
 
@@ -157,13 +157,19 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def worded(error: Exception) -> str:
-    """What YAML or OmegaConf found, in one line: the key, and what is wrong with its value."""
+def worded(error: Exception, written: bool = False) -> str:
+    """What YAML or OmegaConf found, in one line: the key, and what is wrong with its value.
+
+    Args:
+        written: whether the file was written by fairseq_sg.
+    """
     if not isinstance(error, OmegaConfBaseException):
         return " ".join(str(error).split())
     key, text = f"{error.full_key}: " if error.full_key else "", str(error).splitlines()[0]
     if isinstance(error, MissingMandatoryValue):
         text = "is missing"
+    elif isinstance(error, (ConfigAttributeError, ConfigKeyError)) and written:
+        text = "is unknown: a newer fairseq_sg may have written it; update fairseq_sg, or name another file"
     elif isinstance(error, (ConfigAttributeError, ConfigKeyError)) and is_dataclass(error.object_type):
         known = [f.name for f in fields(error.object_type) if f.name not in ("name", "variant")]
         known += ["extends", "variants"] if error.object_type is Recipe else []
@@ -183,7 +189,7 @@ def _without_null(content: Any) -> Any:
     return {key: _without_null(value) for key, value in content.items() if value is not None}
 
 
-def _typed(where: str, content: dict[str, Any]) -> Recipe:
+def _typed(where: str, content: dict[str, Any], written: bool = False) -> Recipe:
     """The content as a Recipe, by OmegaConf's checks of keys and types."""
     chosen = content.get("chosen") if isinstance(content, dict) else None
     for sentence in chosen if isinstance(chosen, list) else ():
@@ -195,4 +201,4 @@ def _typed(where: str, content: dict[str, Any]) -> Recipe:
         assert isinstance(merged, DictConfig)
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise RecipeError(f"{where}: {worded(error)}") from None
+        raise RecipeError(f"{where}: {worded(error, written)}") from None

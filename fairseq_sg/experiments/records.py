@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_sg.errors import UsageError
+from fairseq_sg.experiments import shapes
 from fairseq_sg.experiments.logs import curve, partial_result
 from fairseq_sg.experiments.quantities import QUANTITIES, decoding, part
 from fairseq_sg.experiments.run import Run, on_any_device, values_of
@@ -31,10 +32,12 @@ def saved(run: Run) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if record != {}:
-            record["settings"]
+            shapes.check(record, shapes.RUN)
         return record
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no record of a training ({error!r}): move its folder away") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no record of a training ({error}): move its folder away, or choose another --out"
+        ) from error
 
 
 def write(run: Run, record: dict[str, Any]) -> None:

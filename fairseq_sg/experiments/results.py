@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairseq_sg.errors import UsageError
+from fairseq_sg.errors import UsageError, first_line
+from fairseq_sg.experiments import shapes
 from fairseq_sg.experiments.logs import cut, minutes, partial_result
 from fairseq_sg.experiments.plan import Plan, Trial, as_scale, as_seeds
 from fairseq_sg.experiments.quantities import QUANTITIES
@@ -127,26 +128,32 @@ def read(path: Path) -> Results:
         content = json.loads(path.read_text("utf-8"))
         recipe = from_dict(content["recipe"], f"{path}: recipe")
         _check_records(recipe, content["records"])
+        shapes.check(content["note"], str, "note")
+        if content["bleu"] is not None:
+            shapes.check(content["bleu"], shapes.BLEU, "bleu")
         scale = float(content["steps_scale"])
+        if not 0 < scale < math.inf:
+            raise ValueError(f"steps_scale is {scale}")
         return Results(recipe, scale, content["records"], content["note"], content["bleu"])
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}: give a results file of fairseq_sg.experiments") from None
     except RecipeError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
-        what = repr(error) if path.suffix == ".json" else "their names end in .json"
-        raise UsageError(f"{path}: not a results file of fairseq_sg.experiments ({what})") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = first_line(error) if isinstance(error, ValueError) else repr(error)
+        what = what if path.suffix == ".json" else "their names end in .json"
+        raise UsageError(
+            f"{path}: not a results file of fairseq_sg.experiments ({what}): move it away, or name another file"
+        ) from None
 
 
 def _check_records(recipe: Recipe, records: Any) -> None:
-    """Raises ValueError, KeyError or TypeError for records that no table can be made of."""
+    """Raises ValueError for records that no table can be made of."""
+    shapes.check(records, [shapes.RECORD], "records")
     for record in records:
-        row, data, _ = record["row"], record["data"], record["seed"]
+        row, data = record["row"], record["data"]
         if row not in recipe.rows or data not in recipe.data:
             raise ValueError(f"a record of the row {row!r} on {data!r}, which the recipe does not have")
-        if "result" in record:
-            for key in ("steps", "curve"):
-                record["result"][key]
 
 
 def collect(plan: Plan, trials: Sequence[Trial]) -> Results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from dataclasses import replace
 
@@ -284,14 +285,23 @@ def put(value, *keys):
         (put("text", "recipe"), "not a results file of fairseq_sg.experiments"),
         (put([1], "recipe"), "recipe: "),
         (put(0, "recipe", "steps"), "recipe: steps: is 0: it must be above 0"),
-        (put(3, "recipe", "steep"), "recipe: steep: is unknown: choose from title"),
+        (put(3, "recipe", "steep"), "recipe: steep: is unknown: a newer fairseq_sg may have written it"),
         (put("text", "records"), "not a results file of fairseq_sg.experiments"),
         (put([1], "records"), "not a results file of fairseq_sg.experiments"),
         (put("much", "steps_scale"), "not a results file of fairseq_sg.experiments"),
         (put("ugly", "records", 0, "row"), "a record of the row 'ugly' on 'tiny', which the recipe does not have"),
         (put("huge", "records", 0, "data"), "a record of the row 'good' on 'huge', which the recipe does not have"),
-        (put({}, "records", 0, "result"), "KeyError('steps')"),
-        (put({"steps": 1}, "records", 0, "result"), "KeyError('curve')"),
+        (put({}, "records", 0, "result"), "(records.0.result has no 'steps'): move it away, or name another file"),
+        (put({"steps": 1}, "records", 0, "result"), "records.0.result has no 'curve'"),
+        (put("1", "records", 0, "seed"), "records.0.seed is '1'"),
+        (put("90", "records", 0, "result", "accuracy", "gen"), "records.0.result.accuracy.gen is '90'"),
+        (put([3], "records", 0, "result", "curve"), "records.0.result.curve.0 is 3"),
+        (put([{}], "records", 0, "starts"), "records.0.starts.0 has no 'step'"),
+        (put(3, "note"), "note is 3"),
+        (put({"tiny": [1]}, "bleu"), "bleu.tiny is [1]"),
+        (put({"tiny": {}}, "bleu"), "bleu.tiny has no 'baseline'"),
+        (put(math.nan, "steps_scale"), "steps_scale is nan"),
+        (put(0, "steps_scale"), "steps_scale is 0.0"),
     ],
 )  # fmt: skip
 def test_what_is_no_results_file_is_refused_in_one_line(change, message, content, tmp_path):
@@ -314,6 +324,47 @@ def test_other_texts_are_refused(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match="x.json: not a results file of fairseq_sg.experiments"):
         results.read(tmp_path / "x.json")
+
+
+def test_a_file_that_is_nested_too_deeply(content, tmp_path):
+    text = json.dumps(content | {"note": "HERE"}).replace('"HERE"', "[" * 100_000 + "]" * 100_000)
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UsageError, match="x.json: not a results file .*RecursionError.*: move it away"):
+        results.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    "change,why",
+    [
+        *((put(value, "settings"), f"it.settings is {value!r}") for value in ([], None, "text")),
+        (put("text", "result"), "it.result is 'text'"),
+        (put({}, "result"), "it.result has no 'steps'"),
+        (put(3, "failed"), "it.failed is 3"),
+        (put([{}], "starts"), "it.starts.0 has no 'step'"),
+        (put([3], "commands"), "it.commands.0 is 3"),
+        (put("nan", "diverged"), "it.diverged is 'nan'"),
+    ],
+)
+def test_what_is_no_record_of_a_training_is_refused_in_one_line(change, why, tmp_path):
+    (trial, *_) = planned(tmp_path, rows="good").trials()
+    finish(trial.run, 20.0, (40, 4, 100, 10))
+    path = trial.run.folder / "run.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError) as error:
+        records.saved(trial.run)
+    message = f"{path} is no record of a training ({why}): move its folder away, or choose another --out"
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "{", "[" * 100_000])
+def test_other_texts_are_no_records(text, tmp_path):
+    (trial, *_) = planned(tmp_path, rows="good").trials()
+    finish(trial.run, 20.0, (40, 4, 100, 10))
+    (trial.run.folder / "run.json").write_text(text)
+    with pytest.raises(UsageError, match="run.json is no record of a training .*: move its folder away"):
+        records.saved(trial.run)
 
 
 def test_a_file_that_is_not_there(tmp_path):
