@@ -44,6 +44,13 @@ from fairseq_sg.parsers import Command, Parser, choice, from_0, positive
 RESULTS = Path("results")
 
 
+def _path(text: str) -> Path:
+    """Argument type: a path; an empty one, as that of a variable without a value, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: is a variable unset?")
+    return Path(text)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="fairseq-sg experiments", description=__doc__)
     commands = parser.add_subparsers(
@@ -51,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     one = commands.add_parser("list", help="the recipes, and what was run of them")
-    one.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")
+    one.add_argument("--results", type=_path, default=RESULTS, metavar="FOLDER", help="default: results")
 
     for name, what in (
         ("show", "print the plan and every command; run and write nothing"),
@@ -62,12 +69,12 @@ def make_parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         one.add_argument("recipe", metavar="RECIPE", help="the name of a recipe, or the path of a .yaml file")
         if name == "slurm":
-            one.add_argument("script", type=Path, metavar="FILE", help="the script that is written")
+            one.add_argument("script", type=_path, metavar="FILE", help="the script that is written")
         _add_choice(one)
         if name in ("run", "report"):
             one.add_argument(
                 "--results",
-                type=Path,
+                type=_path,
                 metavar="PREFIX",
                 help="write PREFIX.json, .md, .tex, .csv and .png (default: OUT/results); results that PREFIX.json "
                 "has of other trainings stay",
@@ -97,13 +104,13 @@ def make_parser() -> argparse.ArgumentParser:
             )
 
     one = commands.add_parser("render", help="make pages and pictures from results files, without the runs")
-    one.add_argument("files", type=Path, nargs="*", metavar="FILE", help="results files (default: all of results/)")
-    one.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")
+    one.add_argument("files", type=_path, nargs="*", metavar="FILE", help="results files (default: all of results/)")
+    one.add_argument("--results", type=_path, default=RESULTS, metavar="FOLDER", help="default: results")
 
     what = "the common numbers of two results files, or those of two rows of one file"
     one = commands.add_parser("compare", help=what, description=f"{what[0].upper()}{what[1:]}.")
-    one.add_argument("a", type=Path, metavar="A", help="a results file")
-    one.add_argument("b", type=Path, nargs="?", metavar="B", help="another one: its numbers less those of A")
+    one.add_argument("a", type=_path, metavar="A", help="a results file")
+    one.add_argument("b", type=_path, nargs="?", metavar="B", help="another one: its numbers less those of A")
     one.add_argument("--rows", metavar="ROW,ROW", help="two rows of A alone: the second less the first")
     one.set_defaults(refuse=one.error)
     return parser
@@ -125,8 +132,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most CUDA graphs of a training's steps, one per shape of batch (default: 0; docs/speed.md)",
     )
-    where.add_argument("--data", type=Path, default=Path("data-bin"), help="folder of data folders (default: data-bin)")
-    where.add_argument("--out", type=Path, help="folder of the runs (default: runs/RECIPE)")
+    where.add_argument("--data", type=_path, default=Path("data-bin"), help="folder of data (default: data-bin)")
+    where.add_argument("--out", type=_path, help="folder of the runs (default: runs/RECIPE)")
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
@@ -301,6 +308,8 @@ def _alone(folder: Path) -> Iterator[None]:
 def _prefix(args: argparse.Namespace, plan: Plan) -> Path:
     """The results files without their endings."""
     found = args.results or plan.out / "results"
+    if found.name in ("", ".."):
+        raise UsageError(f"--results {found} names no file: give the path of one, without its ending")
     return found.with_name(found.name.removesuffix(".json"))
 
 

@@ -19,6 +19,8 @@ from fairseq_sg.files import read_manifest
 
 #: The largest number of seeds; a larger one is meant as a seed.
 MOST_SEEDS = 100
+#: numpy takes seeds below 2^32, and fairseq adds epochs.
+LARGEST_SEED = 2**32 - 10**6 - 1
 
 
 @dataclass
@@ -275,13 +277,16 @@ def _chosen(option: str, text: str, there: list[str], reasons: dict[str, str]) -
 
 def read_seeds(text: str) -> list[int]:
     """``3`` is the seeds 1, 2, 3; a list is that of its seeds (``4,5,6``; one seed: ``4,``). Raises UsageError."""
-    if not re.fullmatch(r"\d+(,\d+)*,?", text) or not text.strip("0"):
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*,?", text) or not text.strip("0"):
         raise UsageError(f"--seeds is {text!r}: it must be a number of seeds, or a list as 4,5,6 (one seed: 4,)")
     if "," not in text:
         if int(text) > MOST_SEEDS:
             raise UsageError(f"--seeds {text} is the seeds 1 to {text}: for this seed alone, give --seeds {text},")
         return list(range(1, int(text) + 1))
-    return list(dict.fromkeys(int(seed) for seed in text.strip(",").split(",")))
+    found = list(dict.fromkeys(int(seed) for seed in text.strip(",").split(",")))
+    if max(found) > LARGEST_SEED:
+        raise UsageError(f"--seeds has {max(found)}: choose seeds up to {LARGEST_SEED}, to which epochs are added")
+    return found
 
 
 def as_seeds(seeds: list[int]) -> str:

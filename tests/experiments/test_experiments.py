@@ -117,6 +117,8 @@ def test_wrong_choices_are_refused(name, options, message, here, capsys):
 @pytest.mark.parametrize(
     "options,message",
     [
+        ("--results .", "--results . names no file: give the path of one, without its ending"),
+        ("--results a/..", "--results a/.. names no file"),
         ("--index 4", "--index is 4: the plan has runs 0 to 3"),
         ("--index=-1", "--index is -1: the plan has runs 0 to 3"),
     ],
@@ -169,6 +171,14 @@ def test_other_wrong_lines_end_with_one_line(line, capsys):
         (["compare", "a", "b", "c"], "c is unexpected: compare takes one A and one B ("),
         (["list", "a"], "a is unexpected: list takes options alone ("),
         (["run", "x", "--device", "tpu"], "--device is 'tpu': "),
+        *(
+            (line, f"argument {name}: the path is empty: is a variable unset? (")
+            for name in ("--results", "--out", "--data")
+            for line in (["run", "x", name, ""], ["report", "x", f"{name}="])
+        ),
+        (["list", "--results", ""], "argument --results: the path is empty: "),
+        (["slurm", "x", ""], "argument FILE: the path is empty: "),
+        (["compare", "a", ""], "argument B: the path is empty: "),
         (["run", "x", "--jobs", "0"], "argument --jobs: '0' is not a number from 1 on ("),
         (["run", "x", "--jobs=-1"], "argument --jobs: '-1' is not a number from 1 on ("),
         (["run", "x", "--together", "0"], "argument --together: '0' is not a number from 1 on ("),

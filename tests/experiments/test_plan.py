@@ -116,6 +116,8 @@ def test_the_folder_of_the_runs(tmp_path):
         ({"seeds": "-3"}, "--seeds is '-3'"),
         ({"seeds": "1,,2"}, "--seeds is '1,,2'"),
         ({"seeds": ""}, "--seeds is ''"),
+        ({"seeds": "٣"}, "--seeds is '٣'"),
+        ({"seeds": "1,4293967296"}, "--seeds has 4293967296: choose seeds up to 4293967295, to which epochs are added"),
         ({"seeds": "1234"}, "--seeds 1234 is the seeds 1 to 1234: for this seed alone, give --seeds 1234,"),
         ({"steps_scale": 0.0}, "--steps-scale is 0.0: choose a number above 0"),
         ({"steps_scale": -1.0}, "--steps-scale is -1.0: choose a number above 0"),
@@ -137,7 +139,7 @@ def test_two_trainings_never_have_one_folder(tmp_path):
         planned(tmp_path, text)
 
 
-@pytest.mark.parametrize("seeds", [[1], [1, 2, 3], [5], [4, 6], [2, 1], list(range(1, 151))])
+@pytest.mark.parametrize("seeds", [[1], [1, 2, 3], [5], [2**32 - 10**6 - 1], [4, 6], [2, 1], list(range(1, 151))])
 def test_the_text_of_seeds_is_read_as_those_seeds(seeds):
     assert read_seeds(as_seeds(seeds)) == seeds
 
