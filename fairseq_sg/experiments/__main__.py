@@ -22,7 +22,6 @@ import contextlib
 import fcntl
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ from data_prep.draws import processors
 from fairseq_sg.errors import UsageError, exit_code, of_system
 from fairseq_sg.experiments import arguments, report, results
 from fairseq_sg.experiments import recipe as recipes
-from fairseq_sg.experiments.jobs import failure, run_all
+from fairseq_sg.experiments.jobs import failure, interrupt_by_signals, run_all
 from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, evaluated, nothing_left, result_of, saved, visible_gpus
@@ -220,7 +219,7 @@ def run(args: argparse.Namespace) -> int:
     if args.index is None:
         arguments.check(trial for trial in trials if not nothing_left(trial.run))
     started = time.time()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the trainings
+    interrupt_by_signals()
     try:
         plan.prepare()
         print(plan.recipe.title)

@@ -215,11 +215,23 @@ def _begin(run: Run, where: dict[str, str]) -> Job | None:
     return job
 
 
+def _ending_signals() -> tuple[signal.Signals, ...]:
+    """Those that end the trainings: of Ctrl-C, ``kill``, and a closed terminal, except under ``nohup``."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+
+
+def interrupt_by_signals() -> None:
+    """From now on ``kill`` and a closed terminal interrupt this process as Ctrl-C does."""
+    for number in _ending_signals()[1:]:
+        signal.signal(number, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait: a process that was started and is not yet a job's would go on alone."""
+    """``_ending_signals`` wait: a process that was started and is not yet a job's would go on alone."""
     held: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = _ending_signals()
     before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in numbers}
     try:
         yield

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from fairseq_sg.errors import exit_code
-from fairseq_sg.experiments.jobs import executable
+from fairseq_sg.experiments.jobs import executable, interrupt_by_signals
 from fairseq_sg.experiments.run import option_of
 from fairseq_sg.parsers import Parser, positive
 
@@ -84,7 +83,7 @@ def wait(processes: Sequence[subprocess.Popen]) -> int:
 
 def main(line: Sequence[str]) -> int:
     args = parse_arguments(line)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM also ends the processes
+    interrupt_by_signals()
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     outputs: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(args.workers - 1)]
     processes = [

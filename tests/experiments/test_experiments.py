@@ -283,7 +283,7 @@ def test_a_full_disk_hides_no_failed_training(here, monkeypatch, capsys):
 
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "run_all", lambda runs, *_, **__: [{"failed": "training"} for _ in runs])
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     monkeypatch.setattr(Results, "write", full)
     line = ["run", "tiny.yaml", "--rows", "good", "--seeds", "1", "--device", "cpu", "--out", "out"]
     assert command.main(line) == 2
@@ -459,7 +459,7 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
     monkeypatch.setattr(command, "processors", lambda: 8)
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "publish", lambda *_: None)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
 
     def run_all(runs, jobs, watch, place, together):
         seen.append((len(runs), (jobs, together), place.gpus, isinstance(place, memory.Guard)))
@@ -485,7 +485,7 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
 )
 def test_paths_that_cannot_be_written_are_one_line(words, message, here, monkeypatch, capsys):
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     assert message in refused(capsys, *words, "--device", "cpu")
 
 
@@ -504,7 +504,7 @@ def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):
 
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "run_all", interrupted)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     assert command.main(["run", "tiny.yaml", "--device", "cpu"]) == 130
     assert capsys.readouterr().err == "stopped; the same command resumes from the last checkpoints\n"
 
@@ -518,7 +518,7 @@ def test_a_training_without_a_recorded_end_is_an_error(words, ended, status, her
     monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "run_all", lambda runs, *_, **__: [ended for _ in runs])
     monkeypatch.setattr(command, "publish", lambda *_: None)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     assert command.main(["run", "tiny.yaml", "--device", "cpu", *words]) == status
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,7 +187,7 @@ def test_an_error_about_one_training_does_not_end_the_others(what, commands, tmp
 
 
 def test_a_signal_to_the_runner_ends_its_trainings(tmp_path):
-    """``kill`` as well as Ctrl-C: no training goes on alone."""
+    """``kill`` and a closed terminal as well as Ctrl-C: no training goes on alone."""
     write_recipe(tmp_path)
     script = f"""
 import sys
@@ -197,14 +198,14 @@ sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs
                        "--out", "{tmp_path}/out"]))
 """
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         runner = subprocess.Popen(
             [sys.executable, "-c", script],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
-            # Tests in a shell's background ignore Ctrl-C, and hand that on.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            # Tests in a shell's background ignore Ctrl-C, those under nohup SIGHUP, and hand that on.
+            preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)],
         )
         while len(started := list(tmp_path.glob("*.pid"))) < 2 or not all(p.read_text() for p in started):
             assert runner.poll() is None, runner.stderr.read()
@@ -216,6 +217,24 @@ sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs
             while gone.exists():
                 time.sleep(0.05)
             path.unlink()
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_ends_trainings_except_under_nohup(ignored):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+        signal.signal(signal.SIGHUP, handler)
+        jobs.interrupt_by_signals()
+        with nullcontext() if ignored else pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        with jobs._signals_held():  # the processes that start here inherit it
+            assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_signal_while_a_training_starts_ends_it(commands, tmp_path, monkeypatch):
