@@ -345,7 +345,7 @@ def slurm(args: argparse.Namespace) -> int:
     plan.prepare()
     plan.out.mkdir(parents=True, exist_ok=True)
     args.script.write_text(slurm_script(plan, args.recipe, args.jobs), "utf-8")
-    print(f"{len(plan.trials())} runs; submit them by: sbatch {args.script}")
+    print(f"{len(plan.trials())} runs; submit them by: {shlex.join(['sbatch', str(args.script)])}")
     return 0
 
 
@@ -357,7 +357,7 @@ def slurm_script(plan: Plan, recipe: str, jobs: int | None) -> str:
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            f"#SBATCH --job-name=sg-{plan.recipe.full_name}",
+            "#SBATCH --job-name=" + shlex.quote(f"sg-{plan.recipe.full_name}"),
             f"#SBATCH --array=0-{number - 1}{f'%{jobs}' if jobs else ''}",
             "#SBATCH --output=" + shlex.quote(str(plan.out.resolve()).replace("%", "%%") + "/slurm-%a.log"),
             "#SBATCH --cpus-per-task=2",

@@ -114,6 +114,8 @@ class Checks:
         self.arguments(f"{key}.prepare", data.prepare, set())
         if "--out" in map(option_of, shlex.split(data.prepare)):
             raise self.error(f"{key}.prepare", "has --out, which experiments sets itself")
+        if {"-h", "--help"} & set(shlex.split(data.prepare)):
+            raise self.error(f"{key}.prepare", "asks for help, and makes no data: remove it")
         if not data.prepare.strip():
             raise self.error(f"{key}.prepare", "is empty: give the arguments of python -m data_prep")
         if not data.subsets:
@@ -180,8 +182,8 @@ class Checks:
         if sum((row.arguments is not None, bool(row.evaluates), bool(row.missing))) != 1:
             raise self.error(
                 f"{key}.arguments",
-                "is needed, or 'evaluates' with the row whose trainings it evaluates, or 'missing' with the reason why "
-                "the row cannot be trained; one of them",
+                "is needed (\"\" for those of 'train' alone), or 'evaluates' with the row whose trainings it "
+                "evaluates, or 'missing' with the reason why the row cannot be trained; one of them",
             )
         if row.evaluates:
             self.choice(f"{key}.evaluates", row.evaluates, recipe.trained)

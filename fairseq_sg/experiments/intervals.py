@@ -43,6 +43,6 @@ def with_interval(difference: float, around: tuple[float, float] | None, digits:
     """``+5.0 [−1.2, +11.2]``, without brackets where there is no interval."""
 
     def signed(number: float) -> str:
-        return f"{number:+.{digits}f}".replace("-", "−")
+        return f"{number:+z.{digits}f}".replace("-", "−")
 
     return signed(difference) + (f" [{signed(around[0])}, {signed(around[1])}]" if around else "")

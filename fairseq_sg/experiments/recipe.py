@@ -116,7 +116,7 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, Any],
         raise RecipeError(f"{path}: extends itself, by way of {' and '.join(p.name for p in seen[1:]) or 'nothing'}")
     try:
         content = OmegaConf.to_container(_parsed(path.read_text("utf-8")))
-    except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError, RecursionError) as error:
         raise RecipeError(f"{path}: {worded(error)}") from None
     content = _mapping(f"{path}", content)
     base = content.pop("extends", None)
@@ -163,6 +163,8 @@ def worded(error: Exception, written: bool = False) -> str:
     Args:
         written: whether the file was written by fairseq_sg.
     """
+    if isinstance(error, RecursionError):
+        return "is nested without end: does an alias (*name) stand in what it names (&name)?"
     if not isinstance(error, OmegaConfBaseException):
         return " ".join(str(error).split())
     key, text = f"{error.full_key}: " if error.full_key else "", str(error).splitlines()[0]

@@ -96,8 +96,12 @@ def recorded(run: Run) -> list[list[str]]:
 
 
 def commands_of(commands: Iterable[list[str]]) -> set[tuple[str, ...]]:
-    """Commands as they are on any device."""
-    return {tuple(on_any_device(command)) for command in commands}
+    """Commands as they are on any device, with absolute paths."""
+    return {tuple(_anywhere(command)) for command in commands}
+
+
+def _anywhere(command: list[str]) -> list[str]:
+    return [os.path.realpath(word) if "/" in word else word for word in on_any_device(command)]
 
 
 def as_asked(run: Run) -> dict[str, Any]:
@@ -129,7 +133,7 @@ def as_asked(run: Run) -> dict[str, Any]:
 
 def _measurement(command: list[str]) -> str:
     """A command of an evaluation, without what changes no number: device, batch size, further subsets."""
-    text = " ".join(on_any_device(command))
+    text = " ".join(_anywhere(command))
     return text if command[0] == "fairseq-sg" else re.sub(r" --(batch-size|valid-subset) \S+", "", text)
 
 
@@ -154,6 +158,8 @@ def _checked(run: Run) -> dict[str, Any]:
         equal = now[name] == then[name]
         if name == "arguments":
             equal = on_any_device(now[name]) == on_any_device(then[name])
+        if name == "data":
+            equal = os.path.realpath(now[name]) == os.path.realpath(then[name])
         # Another choice of the best checkpoint makes another training, where that is evaluated.
         if not equal and (name != "best" or run.best):
             raise ValueError(

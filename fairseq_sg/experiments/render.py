@@ -132,7 +132,7 @@ def read_questions(path: Path) -> list[Question]:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Questions), OmegaConf.load(path))
         return OmegaConf.to_object(merged).questions
-    except (OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, RecursionError) as error:
         raise UsageError(f"{path}: {recipe.worded(error)}") from None
 
 

@@ -184,7 +184,7 @@ def shown(recipe: Recipe, column: Column, values: Sequence[float]) -> str:
     if not values:
         return "–"
     digits = digits_of(recipe, column)
-    text = f"{centre(values, recipe.statistic):.{digits}f}"
+    text = f"{centre(values, recipe.statistic):z.{digits}f}"
     if len(values) == 1 or recipe.statistic == "median":
         return text
     return f"{text} ± {statistics.stdev(values):.{digits}f}"

@@ -345,6 +345,16 @@ def test_a_place_for_the_script_is_there_before_data_are_made(here, capsys):
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
+def test_slurm_with_a_space_in_names(here, monkeypatch, capsys):
+    write_recipe(here, name="my table")
+    for name in ("check", "prepare"):
+        monkeypatch.setattr(command.Plan, name, lambda self: None)
+    monkeypatch.setattr(command.arguments, "check", lambda trials: None)
+    assert command.main(["slurm", "my table.yaml", "s x.sh", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "4 runs; submit them by: sbatch 's x.sh'\n"
+    assert "#SBATCH --job-name='sg-my table'\n" in (here / "s x.sh").read_text()
+
+
 def test_slurm_script_for_gpus(here):
     plan = planned(here, device="cuda", seeds="1,3")
     script = command.slurm_script(plan, "tiny.yaml", None)

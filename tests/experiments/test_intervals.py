@@ -71,3 +71,4 @@ def test_nineteen_of_twenty_hold_the_difference(paired):
 def test_text():
     assert with_interval(5.0, (-1.25, 11.25), 2) == "+5.00 [−1.25, +11.25]"
     assert with_interval(-0.1234, None, 1) == "−0.1"
+    assert with_interval(-0.04, (-0.049, 0.04), 1) == "+0.0 [+0.0, +0.0]"

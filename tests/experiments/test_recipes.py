@@ -302,16 +302,20 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
             ["rows.plain.arguments: has --seed, which experiments sets"],
         ),
         ("arguments: --depth shared", "arguments: --aux '{", ["rows.plain.arguments: cannot be split into words"]),
-        ("    arguments: --depth shared\n", "", ["rows.plain.arguments: is needed, or 'evaluates'"]),
+        (
+            "    arguments: --depth shared\n",
+            "",
+            ["rows.plain.arguments: is needed (\"\" for those of 'train' alone), or 'evaluates'"],
+        ),
         (
             "    missing:",
             "    arguments: --x\n    missing:",
-            ["rows.other.arguments: is needed, or 'evaluates'", "'missing' with the reason", "one of them"],
+            ["rows.other.arguments: is needed (", "or 'evaluates'", "'missing' with the reason", "one of them"],
         ),
         (
             "    missing:",
             "    evaluates: plain\n    missing:",
-            ["rows.other.arguments: is needed, or 'evaluates'", "one of them"],
+            ["rows.other.arguments: is needed (", "or 'evaluates'", "one of them"],
         ),
         ("rows:\n", "rows:\n  more: {evaluates: other}\n", ["rows.more.evaluates: is 'other': choose from plain"]),
         (
@@ -386,6 +390,9 @@ def test_what_is_wrong_in_data_with_arguments_is_named(old, new, parts, tmp_path
         ("folder: short", "folder: a/b", ["data.short.folder: is 'a/b': it must be the name of one folder"]),
         ("length,", "length --out x,", ["data.short.prepare: has --out, which experiments sets itself"]),
         ("length,", "length --out=x,", ["data.short.prepare: has --out, which experiments sets"]),
+        ("length,", "length --help,", ["data.short.prepare: asks for help, and makes no data: remove it"]),
+        ("length,", "length -h,", ["data.short.prepare: asks for help"]),
+        ("chosen: [the seeds]", "define: &x {a: *x}", ["is nested without end: does an alias"]),
         ("unit: percent", "unit: dB", ["unit: is 'dB': choose from fraction, percent"]),
         ("chosen: [the seeds]", "chosen: the seeds", ["chosen: must be a list"]),
         ("chosen: [the seeds]", "chosen: [a seed: 3]", ["chosen: {'a seed': 3} is no text: quote a sentence"]),

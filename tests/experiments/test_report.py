@@ -348,6 +348,7 @@ def test_the_legend_says_which_standard_deviation_is_published(tmp_path):
         ("percent", "mean", [50.0, 60.0], "55.0 ± 7.1"),
         ("fraction", "mean", [0.5, 0.6], "0.55 ± 0.07"),
         ("percent", "median", [50.0, 60.0, 90.0], "60.0"),
+        ("percent", "mean", [-0.04], "0.0"),
     ],
 )
 def test_the_text_of_numbers(unit, statistic, values, text, tmp_path):

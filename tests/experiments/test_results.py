@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -204,6 +205,21 @@ def test_runs_with_other_settings_are_not_collected(tmp_path):
     other = planned(tmp_path, data=tmp_path / "two")
     with pytest.raises(ValueError, match="holds a training with other settings"):
         collect(other, other.trials())
+
+
+def test_data_are_the_same_by_a_relative_and_an_absolute_path(tmp_path, monkeypatch):
+    """Also for evaluations and analyses, which are not made again."""
+    monkeypatch.chdir(tmp_path)
+    analyses = "analyses: {a: 'masks {checkpoint} {tiny}:gen'}\nrows:\n"
+    text = TINY.replace("rows:\n", f"  kept: {{subset: gen, metric: analysis, value: a/x}}\n{analyses}")
+    plan = planned(tmp_path, text, rows="good", seeds="1,", data=Path("data"))
+    (trial,) = plan.trials()
+    finish(trial.run, 20.0, (40, 4, 100, 10))
+    record = records.saved(trial.run)
+    records.write(trial.run, record | {"result": record["result"] | {"analysed": {"a/x": 1.0}}})
+    again = replace(plan, data=tmp_path / "data")
+    assert records.nothing_left(again.trials()[0].run)
+    assert collect(again, again.trials()).records == collect(plan, plan.trials()).records
 
 
 def test_every_commit_and_machine_of_all_starts(tmp_path):
