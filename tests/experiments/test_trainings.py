@@ -215,7 +215,7 @@ def test_finished_trainings_are_not_repeated(trained, monkeypatch, capsys):
     """With other options of the same settings; another recipe's arguments are refused."""
     monkeypatch.chdir(trained.folder)
     monkeypatch.setattr(jobs, "_launch", None)
-    monkeypatch.setattr(experiments.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(experiments, "interrupt_by_signals", lambda: None)
     log = (trained.good / "train.log").read_bytes()
     before = (trained.folder / "tables" / "x_v0.2.md").read_text()
     assert experiments.main(["run", *PLAN, "--jobs", "1", "--memory-guard", "0"]) == 0
