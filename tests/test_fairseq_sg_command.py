@@ -59,14 +59,20 @@ def test_help_needs_no_torch():
     assert result.returncode == 0 and "evaluate" in result.stdout, result.stderr
 
 
-def test_without_fairseq_the_doctor_is_named():
+@pytest.mark.parametrize(
+    "words,end",
+    [
+        (["analysis", "maps", "checkpoint.pt"], "`fairseq-sg doctor` tells what is missing"),
+        (["evaluate", "checkpoint.pt"], "`fairseq-sg doctor` says how to install it"),  # the plugin's own error
+    ],
+)
+def test_without_fairseq_the_doctor_is_named(words, end):
     result = run(
-        "import sys; sys.modules['fairseq'] = None\n"
-        "from fairseq_sg.__main__ import main; sys.exit(main(['evaluate', 'checkpoint.pt']))"
+        f"import sys; sys.modules['fairseq'] = None\nfrom fairseq_sg.__main__ import main; sys.exit(main({words}))"
     )
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ") and line.endswith("`fairseq-sg doctor` tells what is missing")
+    assert line.startswith("error: ") and line.endswith(end)
 
 
 # How a command ends.
