@@ -169,8 +169,6 @@ def _check_what_ends_early(cfg) -> None:
         )
     if cfg.common.profile and not torch.cuda.is_available():
         raise UsageError("--profile measures a GPU, and there is none: leave it out")
-    if cfg.common.tpu:
-        raise UsageError("--tpu: fairseq_sg trains on GPUs and CPUs only: leave it out")
     if cfg.dataset.combine_valid_subsets and cfg.dataset.valid_subset != "valid":
         raise UsageError(
             "--combine-valid-subsets makes one subset, valid, of valid, valid1 and so on, and --valid-subset is "

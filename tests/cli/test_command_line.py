@@ -220,7 +220,6 @@ VALUES = {
     "--train-subset gen --valid-subset valid,train": "--valid-subset has train, whose log lines would look like those "
     "of the training: leave it out, and run fairseq-validate --valid-subset train on a checkpoint",
     "--profile": "--profile measures a GPU, and there is none: leave it out",
-    "--tpu": "--tpu: fairseq_sg trains on GPUs and CPUs only: leave it out",
     "--patience 3 --disable-validation": "--patience counts validations, and --disable-validation leaves them out: "
     "give one of the two",
     "--num-shards 2 --shard-id 1": "--num-shards and --shard-id split an evaluation, and a training ignores them: "

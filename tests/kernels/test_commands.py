@@ -243,8 +243,10 @@ def test_ctrl_c_in_a_terminal(tmp_path):
     """It reaches all processes: they end, one line says so, and the first verdict is kept."""
     command = [sys.executable, "-P", "-m", "fairseq_sg.kernels", "verify", "--device", "cpu"]
     env = environment(PYTHONPATH=str(REPOSITORY), **{tuning.FOLDER_VARIABLE: str(tmp_path)})
-    streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **streams) as process:
+    options = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"text": True, "start_new_session": True}
+    # Tests in a shell's background ignore Ctrl-C, and hand that on.
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, env=env, **options) as process:
         for line in process.stdout:
             if line.startswith("cvmm  "):
                 break
