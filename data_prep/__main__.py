@@ -151,9 +151,8 @@ def datasets_of(folder: Path) -> Sequence[Dataset]:
     return found
 
 
-def make_parser(datasets: Sequence[Dataset] = ()) -> Parser:
-    """One subcommand per dataset, by default ``DATASETS``, and ``list``, ``verify`` and ``reorder``."""
-    datasets = datasets or DATASETS
+def make_parser(datasets: Sequence[Dataset] = DATASETS) -> Parser:
+    """One subcommand per dataset, and ``list``, ``verify`` and ``reorder``."""
     parser = Parser(prog="python -m data_prep", description=plain(data_prep.__doc__.partition("\n\n")[0]))
     # Read by ``split_user_dir``, before there is a parser.
     parser.add_argument(USER_DIR, metavar="FOLDER", help="a Python package with datasets of yours (docs/extending.md)")

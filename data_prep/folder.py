@@ -175,8 +175,11 @@ def missing_file(folder: Path, found: Json) -> str | None:
 
 def changed_file(folder: Path, found: Json) -> str | None:
     """The first file of ``folder`` whose hash is not that in ``dataset.json``, or None. It reads them all."""
-    files = {name: (folder / name, digest) for name, digest in found["files"].items()}
-    return next((name for name, (path, digest) in files.items() if path.is_file() and sha256(path) != digest), None)
+    for name, digest in found["files"].items():
+        path = folder / name
+        if path.is_file() and sha256(path) != digest:
+            return name
+    return None
 
 
 def damage(folder: Path, found: Json) -> str | None:

@@ -38,7 +38,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from data_prep.binarize import check_words
 from data_prep.corpus import Corpus, Subset, vocabulary
@@ -108,7 +108,12 @@ def file_option(what: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class TranslationOptions(Options):
-    """The options of parallel corpora: subwords, whose number has the default of the dataset, then lengths."""
+    """The options of parallel corpora: subwords, whose number has the default of the dataset, then lengths.
+
+    ``shares`` of the training pairs are drawn for other subsets; datasets with published tests have none.
+    """
+
+    shares: ClassVar[Mapping[str, float]] = {}
 
     model: str = option("unigram", "kind of subwords (default: %(default)s)", choices=KINDS)
     vocab_size: int | None = option(
@@ -141,8 +146,7 @@ class TranslationOptions(Options):
             raise UsageError(
                 "--train-all needs --max-length, which splits the other subsets: add it, or omit --train-all"
             )
-        # Datasets with published tests have no shares.
-        if self.max_length and getattr(self, "shares", {}).get("test") == 0:
+        if self.max_length and self.shares.get("test") == 0:
             raise UsageError(
                 "--max-length tests on longer sentences, and there is no test set: give one, or omit --max-length"
             )

@@ -87,7 +87,7 @@ def check(cfg, command: str) -> None:
         _check_schedule(cfg)
         _check_what_ends_early(cfg)
         _check_validation(cfg)
-        _check_averages(cfg.ema)
+        _check_without_effect(cfg)
         try:
             os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
         except OSError as error:
@@ -177,13 +177,8 @@ def _check_what_ends_early(cfg) -> None:
 
 
 def _check_validation(cfg) -> None:
-    """Raises UsageError for options of evaluations that have no effect, and for a validation of a task of ours whose
-    log lines are those of the training."""
+    """Raises UsageError for a validation of a task of ours whose log lines are those of the training."""
     data = cfg.dataset
-    if data.disable_validation and cfg.checkpoint.patience > 0:
-        raise UsageError("--patience counts validations, and --disable-validation leaves them out: give one of the two")
-    if data.num_shards > 1 or data.shard_id > 0:
-        raise UsageError("--num-shards and --shard-id split an evaluation, and a training ignores them: leave them out")
     ours = is_our_task(getattr(cfg.task, "_name", None))
     # fairseq logs a training as "train" and "train_inner", whatever its subset is called.
     alike = [name for name in data.valid_subset.split(",") if name in ("train", "train_inner", data.train_subset)]
@@ -194,10 +189,14 @@ def _check_validation(cfg) -> None:
         )
 
 
-def _check_averages(ema) -> None:
-    """Raises UsageError for options of averaged weights in a training without them."""
+def _check_without_effect(cfg) -> None:
+    """Raises UsageError for options that a training ignores."""
     from fairseq.dataclass.configs import EMAConfig
 
-    given = [f.name for f in fields(EMAConfig) if ema[f.name] != f.default and f.name.startswith("ema_")]
-    if given and not ema.store_ema:
+    if cfg.dataset.disable_validation and cfg.checkpoint.patience > 0:
+        raise UsageError("--patience counts validations, and --disable-validation leaves them out: give one of the two")
+    if cfg.dataset.num_shards > 1 or cfg.dataset.shard_id > 0:
+        raise UsageError("--num-shards and --shard-id split an evaluation, and a training ignores them: leave them out")
+    given = [f.name for f in fields(EMAConfig) if cfg.ema[f.name] != f.default and f.name.startswith("ema_")]
+    if given and not cfg.ema.store_ema:
         raise UsageError(f"{ranges.flag(given[0])} has no effect without --store-ema: add it, or leave the option out")

@@ -74,9 +74,8 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     other_data = False
     if os.path.isfile(path):
         state = checkpoints.read(path)
-        check(state, path, option == "--finetune-from-model", cfg, trainer)
+        other_data = check(state, path, option == "--finetune-from-model", cfg, trainer)
         there = state.get("cfg") or {}
-        other_data = bool(trainer.task.other_data((state.get("task_state") or {}).get("trained_on")))
     try:
         extra_state, epochs = load(cfg, trainer, **kwargs)
     except Exception as error:
@@ -201,8 +200,8 @@ def check_options(cfg) -> None:
         )
 
 
-def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
-    """Compares a checkpoint's options and data with the trainer's.
+def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> bool:
+    """Compares a checkpoint's options and data with the trainer's; returns whether the data are others.
 
     Args:
         begins: whether a fine-tuning begins from the checkpoint, and no training is resumed.
@@ -243,6 +242,7 @@ def check(state: dict[str, Any], path: str, begins: bool, cfg, trainer) -> None:
         logger.warning(
             "the checkpoint was trained with other options; %s with those of this command: %s", does, ", ".join(other)
         )
+    return bool(trainer.task.other_data(data))
 
 
 def check_batches(path: str, epochs, cfg) -> None:

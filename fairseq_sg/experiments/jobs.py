@@ -354,7 +354,7 @@ def failure(run: Run) -> str:
     what = saved(run).get("failed", "training")
     written = [log for log in ([run.log] if what.startswith("training") else run.outputs()) if log.is_file()]
     # Of files of one moment, the last command's: the others have succeeded.
-    log = sorted(written, key=lambda path: path.stat().st_mtime_ns)[-1] if written else None
+    log = max(reversed(written), key=lambda path: path.stat().st_mtime_ns, default=None)
     lines = logs.starts(log)[-1].splitlines() if log and " (" not in what else []
     why = next((f" ({line.removeprefix('error: ')})" for line in reversed(lines) if line.startswith("error: ")), "")
     return f"error: {run.name} (seed {run.seed}) failed in {what}; see {log or run.folder}{why}"

@@ -434,7 +434,7 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
         a, b = (replace(one, recipe=replace(one.recipe, statistic="mean")) for one in (a, b))
     others = {(line.row, line.data): line for line in lines(b)}
     left_out = measured_otherwise(a, b)
-    for line in lines(a) if a.recipe.unit == b.recipe.unit else ():
+    for line in lines(a):
         other = others.get((line.row, line.data))
         for key in [key for key in line.cells if key in other.cells and key not in left_out] if other else ():
             cells = _beside((a.recipe, line, key), (b.recipe, other, key))
@@ -476,10 +476,10 @@ def _beside(a: Place, b: Place, paired: bool = False) -> list[str]:
 def measured_otherwise(a: Results, b: Results) -> list[str]:
     """The columns that two results measure otherwise under one name."""
 
-    def measured(results: Results, key: str) -> tuple[Column, float]:
-        """A column without its place and digits; the scale of its step, where it is at one."""
+    def measured(results: Results, key: str) -> tuple[Column, str, float]:
+        """A column without its place and digits; the unit; the scale of the column's step, where it is at one."""
         column = replace(results.recipe.columns[key], data=None, x=None, digits=1)
-        return column, results.steps_scale if isinstance(column.at, int) else 1.0
+        return column, results.recipe.unit, results.steps_scale if isinstance(column.at, int) else 1.0
 
     common = [key for key in a.recipe.columns if key in b.recipe.columns]
     return [key for key in common if measured(a, key) != measured(b, key)]

@@ -142,8 +142,8 @@ def run_tune(device: str, quick: bool) -> int:
 
 def time_one(findings: Findings, operator: str, device: str, quick: bool) -> None:
     """Times the verified implementations of an operator, prints a table, and notes the points."""
-    tuning = findings.tuning
-    names = [name for name in OPERATORS[operator].candidates(device, torch.float32) if tuning.verified(operator, name)]
+    verified = findings.tuning.verified
+    names = [name for name in OPERATORS[operator].candidates(device, torch.float32) if verified(operator, name)]
     budget = (1, 1, 0.0) if quick else (None, tune.ROUNDS, tune.SHORTEST)
     points, problems = [], []
     for dtype in tune.DTYPES[device]:
@@ -154,7 +154,8 @@ def time_one(findings: Findings, operator: str, device: str, quick: bool) -> Non
         if ended:
             where = f" in {dtype_name(dtype)}" * (len(tune.DTYPES[device]) > 1)
             problems.append(f"{operator}{where}: {ended}, after {len(found)} sizes; its own rule decides")
-    cells, tuning = [("dtype", *OPERATORS[operator].sizes, *names, "runs")], findings.tuning
+    tuning = findings.tuning  # with these points
+    cells = [("dtype", *OPERATORS[operator].sizes, *names, "runs")]
     for point in points:
         dtype = getattr(torch, point.dtype)
         times = [f"{point.ms[name][1]:.3g}" if name in point.ms else "" for name in names]

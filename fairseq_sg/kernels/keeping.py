@@ -45,7 +45,10 @@ class Findings:
         verdicts = {operator: dict(of) for operator, of in now.verdicts.items()}
         for operator, of in self.verdicts.items():
             known, first = verdicts.setdefault(operator, {}), self.before.verdicts.get(operator, {})
-            known |= {name: text for name, text in of.items() if text or known.get(name) in ("", None, first.get(name))}
+            for name, problem in of.items():
+                failed_meanwhile = known.get(name) and known[name] != first.get(name)
+                if problem or not failed_meanwhile:
+                    known[name] = problem
         points = [point for point in now.points if (point.operator, point.dtype) not in self.timed]
         return Tuning(now.key, verdicts, [*points, *(point for of in self.timed.values() for point in of)])
 
