@@ -7,7 +7,8 @@ Task, data folder and subsets are the checkpoint's own. One teacher-forced pass 
 accuracy and the cross entropy of every subset. fairseq-validate logs the same as accuracy, token_accuracy and nll_loss.
 Further rows have these numbers by type of example, and by the number of words in the target (for classifiers and
 labels of words: in the source). Of subwords the plain text is counted, in words or in characters as --length-unit of
-the data. For language models the table has tokens, perplexities, and bits per character and byte.
+the data. For language models the table has tokens, perplexities, and bits per character and byte; further rows are
+by the token's position in its segment.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import fairseq_sg.plugin  # noqa: F401
 from fairseq_sg.analysis.accuracy import natural, right_tokens
@@ -36,7 +38,7 @@ from fairseq_sg.tables import aligned
 from fairseq_sg.tasks.sg_language_modeling import UNITS
 from fairseq_sg.tasks.streams import Text
 
-#: The largest number of rows by length for a subset.
+#: The largest number of rows by length, or by position, for a subset.
 BUCKETS = 8
 
 #: The columns for sentences, for a classifier's (one answer each), and for a text, whose segments are no sentences.
@@ -104,16 +106,13 @@ def choose_subsets(loaded: Loaded, text: str | None) -> list[str]:
 
 
 def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict[str, Any]:
-    """The numbers of a subset, and under ``types`` and ``lengths`` those of its parts (``summary``).
+    """The numbers of a subset, and under ``types`` and ``lengths``, or ``positions``, those of its parts (``summary``).
 
     Raises UsageError for a language model of another task.
     """
     dataset = loaded.subset(name)
     if isinstance(dataset, Text):
-        found = summary(scores(loaded, dataset, batch_size), TEXT_COLUMNS)
-        found["ppl"] = perplexity(found["nll_loss"])
-        found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in dataset.units.items()}
-        return found | ({"word_ppl": perplexity(found["bits_per_word"])} if "bits_per_word" in found else {})
+        return measure_text(scores_by_position(loaded, dataset, batch_size), dataset.units)
     if loaded.is_language_model:
         trained = loaded.cfg.task
         raise UsageError(
@@ -133,7 +132,26 @@ def measure(loaded: Loaded, name: str, batch_size: int, checkpoint: str) -> dict
     return found
 
 
-@torch.no_grad()
+def measure_text(of_each: np.ndarray, units: dict[str, float]) -> dict[str, Any]:
+    """The numbers of a text, and under ``positions`` those of ranges of positions.
+
+    Args:
+        of_each: ``scores_by_position``.
+        units: the mean number of characters, bytes and words per token.
+    """
+    found = summary(of_each, TEXT_COLUMNS)
+    found["ppl"] = perplexity(found["nll_loss"])
+    found |= {UNITS[unit]: found["nll_loss"] / of_a_token for unit, of_a_token in units.items()}
+    if "bits_per_word" in found:
+        found["word_ppl"] = perplexity(found["bits_per_word"])
+    if ranges := by_length(np.arange(1, of_each.shape[1] + 1)):
+        found["positions"] = {}
+        for positions, members in ranges.items():
+            part = summary(of_each[:, members], TEXT_COLUMNS)
+            found["positions"][positions] = part | {"ppl": perplexity(part["nll_loss"])}
+    return found
+
+
 def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
     """Scores of every sentence (for text, of every segment of a stream) in the order of the dataset.
 
@@ -141,6 +159,34 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
         float64 (4, sentences): whether all of it is right, its tokens, its right tokens, its cross entropy in nats.
     """
     batches, ids = [], []
+    for batch, right, real, nll in scored_batches(loaded, dataset, batch_size):
+        columns = (right | ~real).all(-1), real.sum(-1), right.sum(-1), nll.double().sum(-1)
+        batches.append(torch.stack([column.double() for column in columns]).cpu())
+        ids.append(batch["id"].cpu())
+    # A batch is sorted by length.
+    return torch.cat(batches, 1)[:, torch.cat(ids).argsort()].numpy()
+
+
+def scores_by_position(loaded: Loaded, text: Text, batch_size: int) -> np.ndarray:
+    """Sums of scores over the segments of a text, for every position in a segment that has a token.
+
+    Returns:
+        float64 (4, positions): right tokens, tokens, right tokens, cross entropy in nats, as in ``scores``.
+    """
+    total = torch.zeros(4, loaded.task.cfg.tokens_per_sample, dtype=torch.float64)
+    for _, right, real, nll in scored_batches(loaded, text, batch_size):
+        columns = right, real, right, nll
+        total[:, : right.size(1)] += torch.stack([column.double().sum(0) for column in columns]).cpu()
+    return total[:, total[1] > 0].numpy()
+
+
+@torch.no_grad()
+def scored_batches(
+    loaded: Loaded, dataset: Any, batch_size: int
+) -> Iterator[tuple[dict[str, Any], Tensor, Tensor, Tensor]]:
+    """Yields every batch; its right tokens and the tokens that are scored, bool (B, N); their cross entropy in nats
+    (B, N), 0 elsewhere. For a classifier N is 1.
+    """
     for batch in loaded.batches(dataset, batch_size):
         logits, target = loaded.run(batch)[0], batch["target"]
         right, real = right_tokens(loaded, logits, batch)
@@ -157,16 +203,12 @@ def scores(loaded: Loaded, dataset: Any, batch_size: int) -> np.ndarray:
             )
         else:
             nll = F.cross_entropy(logits.float(), loaded.task.classes(target), reduction="none")
-        columns = (right | ~real).all(-1), real.sum(-1), right.sum(-1), nll.view_as(real).double().sum(-1)
-        batches.append(torch.stack([column.double() for column in columns]).cpu())
-        ids.append(batch["id"].cpu())
-    # A batch is sorted by length.
-    return torch.cat(batches, 1)[:, torch.cat(ids).argsort()].numpy()
+        yield batch, right, real, nll.view_as(real)
 
 
 def summary(of_each: np.ndarray, told: Sequence[str]) -> dict[str, float]:
     """Counts, percentages and bits per token (of a classifier: per sentence) of ``scores``, by the logged names; and
-    ``not_finite``, if it is not 0: how many have a cross entropy that is NaN or infinite.
+    ``not_finite``, if it is not 0: how many sentences, or positions, have a cross entropy that is NaN or infinite.
     """
     exact, tokens, tokens_right, nll = of_each.sum(1).tolist()
     found = {
@@ -219,10 +261,11 @@ def unit_of_lengths(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> str:
 
 
 def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
-    """The lines that are printed: the subsets, then their parts by type, then by length."""
+    """The lines that are printed: the subsets, then their parts by type, then by length or position."""
     rows = [(name, "all", found) for name, found in subsets.items()]
     unit = unit_of_lengths(subsets, loaded)
-    for kind, label in (("types", "{}"), ("lengths", f"{side_of_lengths(loaded)} of {{}} {unit}")):
+    labels = {"types": "{}", "lengths": f"{side_of_lengths(loaded)} of {{}} {unit}", "positions": "positions {}"}
+    for kind, label in labels.items():
         rows += [
             (name, label.format(part), values)
             for name, found in subsets.items()
@@ -241,9 +284,10 @@ def table(subsets: dict[str, dict[str, Any]], loaded: Loaded) -> list[str]:
     cells = [["subset", "part", *(columns[key][0] for key in shown)]]
     for name, part, values in rows:
         cells.append([name, part, *(columns[key][1].format(values[key]) if key in values else "" for key in shown)])
+    parts = "at {:,} positions" if of_text else "of {:,} sentences"
     return aligned(cells, left=2) + [
-        f"{name}: the loss of {found['not_finite']:,} {'segments' if of_text else 'sentences'} is NaN or infinite. Has "
-        "the training diverged? An earlier checkpoint may be from before"
+        f"{name}: the loss {parts.format(found['not_finite'])} is NaN or infinite. Has the training diverged? An "
+        "earlier checkpoint may be from before"
         for name, found in subsets.items()
         if "not_finite" in found
     ]

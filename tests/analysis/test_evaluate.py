@@ -96,6 +96,45 @@ def test_parts_of_a_subset_add_up(kind, saved, evaluated):
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize("length", [5, 11])
+def test_positions_of_a_text_are_those_of_its_segments(length, saved, evaluated):
+    """Against segments that are cut here and scored one by one: 5 tokens as in training, and more."""
+    checkpoint, overrides = saved("lm"), {"tokens_per_sample": length, "eval_memory_length": 0}
+    arguments = ["--batch-size", 1, "--subset", "valid", "--model-overrides", overrides]
+    numbers, lines = evaluated(checkpoint, *arguments)
+    loaded = load(checkpoint, kinds=("text",))
+    text = loaded.subset("valid")
+    tokens = torch.cat([torch.tensor([loaded.task.dictionary.eos()]), text.read(0, len(text))])
+    losses: list[list[float]] = [[] for _ in range(length)]
+    for start in range(0, len(text), length):
+        segment = tokens[start : start + length + 1]
+        with torch.no_grad():
+            log_probabilities = loaded.model(segment[None, :-1])[0][0].log_softmax(-1)
+        for position, (row, token) in enumerate(zip(log_probabilities, segment[1:], strict=True)):
+            losses[position].append(-float(row[token]) / math.log(2))
+    found = numbers["subsets"]["valid"]["positions"]
+    assert 1 < len(found) <= evaluate.BUCKETS and len(losses[0]) >= len(losses[-1]) > 9
+    covered = []
+    for name, row in found.items():
+        first, *last = map(int, name.split("-"))
+        members = range(first, (last or [first])[0] + 1)
+        expected = [loss for position in members for loss in losses[position - 1]]
+        assert row["tokens"] == len(expected) and row["nll_loss"] == pytest.approx(np.mean(expected), rel=1e-5)
+        assert row["ppl"] == pytest.approx(2 ** row["nll_loss"])
+        assert any(line.split()[:3] == ["valid", "positions", name] for line in lines)
+        covered += members
+    assert covered == list(range(1, length + 1))
+    assert sum(row["tokens_right"] for row in found.values()) == numbers["subsets"]["valid"]["tokens_right"]
+
+
+def test_a_text_shorter_than_a_segment_has_the_positions_of_its_tokens(saved, evaluated):
+    overrides = {"tokens_per_sample": 900, "eval_memory_length": 0}
+    numbers, _ = evaluated(saved("lm"), "--subset", "test", "--model-overrides", overrides)
+    found = numbers["subsets"]["test"]
+    assert list(found["positions"])[-1].endswith(f"-{found['tokens']}")
+    assert sum(row["tokens"] for row in found["positions"].values()) == found["tokens"] < 900
+
+
 def test_many_lengths_are_ranges_of_about_as_many_sentences():
     draw = np.random.default_rng(0)
     for words in (draw.integers(2, 60, 999), np.repeat([1, 30], [900, 20]), np.r_[np.ones(500, int), 2:40]):
