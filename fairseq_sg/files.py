@@ -1,4 +1,4 @@
-"""Files that are written atomically, and the ``dataset.json`` of data folders."""
+"""Files that are written atomically, locks on folders, and the ``dataset.json`` of data folders."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ def _remove_left_behind(path: Path) -> None:
         with contextlib.suppress(OSError), open(left, "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time read and write the files of a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def check_writable(what: str, path: str | Path, read: Iterable[str | Path] = ()) -> None:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from fairseq_sg.files import replacing, write_text
+from fairseq_sg.files import alone, replacing, write_text
 
 
 @pytest.fixture
@@ -84,3 +84,13 @@ def test_others_may_read_it(path):
     finally:
         os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_is_for_one_process_at_a_time(tmp_path):
+    folder = tmp_path / "new" / "results"
+    with alone(folder):
+        other = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)

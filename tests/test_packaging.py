@@ -48,6 +48,7 @@ LAYERS = {
         "fairseq_sg.tables",
         "fairseq_sg.parsers",
         "fairseq_sg.errors",
+        "fairseq_sg.files",
     ),
     "optim": ("fairseq", "fairseq_sg.optim", "fairseq_sg.errors"),
     "scoring": ("fairseq", "fairseq_sg.scoring", "fairseq_sg.parsers", "fairseq_sg.errors"),

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.draws import processors
@@ -36,7 +35,7 @@ from fairseq_sg.experiments.memory import Guard
 from fairseq_sg.experiments.plan import Plan, Trial, make_plan
 from fairseq_sg.experiments.records import diverged, evaluated, nothing_left, result_of, saved, visible_gpus
 from fairseq_sg.experiments.results import Results
-from fairseq_sg.files import check_writable
+from fairseq_sg.files import alone, check_writable
 from fairseq_sg.parsers import Command, Parser, choice, from_0, positive
 
 #: The folder of results files; an installed package may have none.
@@ -267,8 +266,7 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     """Writes PREFIX.json and what is rendered from it, and prints the table."""
     from fairseq_sg.experiments import by_length, render
 
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(prefix.parent):
+    with alone(prefix.parent):  # it reads, unites and writes
         own, earlier = results.collect(plan, trials), _earlier(prefix)
         found = results.merged(earlier, own, _file(prefix)) if earlier else own
         try:
@@ -291,17 +289,6 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
         print("\n" + by_length.as_tables(found.bleu))
     print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")
     print(f"logs: {plan.out}/*/train.log, checkpoints: {plan.out}/*/{trials[0].run.checkpoint.name}")
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lets one process at a time read, unite and write the results of a folder."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
 
 
 def _prefix(args: argparse.Namespace, plan: Plan) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fairseq_sg.files import alone
 from fairseq_sg.kernels import listing
 from fairseq_sg.ops.tuning import FOLDER_VARIABLE, Point, Tuning, check_writable, key_of, path_of, read, write
 
@@ -100,15 +100,3 @@ def keep(findings: Findings, device: str, quick: bool, seconds: float) -> None:
         verdicts, points = (sum(map(len, of.values())) for of in (findings.verdicts, findings.timed))
         where = f"{verdicts} verdicts and {points} sizes measured are kept in {path}"
     print(f"{key['device']}, torch {key['torch']}: {seconds:.0f} seconds; {where}")
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Lets one process at a time read and write the files of a folder, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
