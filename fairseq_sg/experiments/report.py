@@ -6,12 +6,13 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fairseq_sg.experiments.intervals import interval, with_interval
 from fairseq_sg.experiments.quantities import QUANTITIES, chosen, decoding, part, source_of
-from fairseq_sg.experiments.results import Record, Results, counts, of_equal_steps
+from fairseq_sg.experiments.results import Record, Results, compares, counts, of_equal_steps
 from fairseq_sg.experiments.schema import DECODED, Column, Published, Recipe
 from fairseq_sg.scoring.perplexity import perplexity
 from fairseq_sg.tables import aligned
@@ -486,7 +487,7 @@ def measured_otherwise(a: Results, b: Results) -> list[str]:
 
 
 def unlike(a: Results, b: Results) -> list[str]:
-    """What differs in two results that are compared: data, choices, the statistic; a sentence each."""
+    """What differs in two results that are compared: data, choices, evaluations, the statistic; a sentence each."""
     found, common = [], sorted(a.recipe.data.keys() & b.recipe.data.keys())
     for name in common:
         one, other = (results.recipe.data[name].prepare for results in (a, b))
@@ -496,10 +497,27 @@ def unlike(a: Results, b: Results) -> list[str]:
         for one, other in dict.fromkeys(tuple(choice(r.recipe, name) for r in (a, b)) for name in common):
             if one != other and one and other:
                 found.append(f"The {what} are chosen differently: {one}, and {other}.")
+    for key, *values in _evaluated_otherwise(a.recipe, b.recipe, common):
+        one, other = (f"`{value}`" if value else "none" for value in values)
+        found.append(f"{key} differs: {one}, and {other}.")
     if a.recipe.statistic != b.recipe.statistic:
         found.append("One recipe has the mean of the seeds, the other the median: both are compared by means.")
     left_out = measured_otherwise(a, b)
     return found + ([f"left out, as they are measured otherwise: {', '.join(left_out)}"] if left_out else [])
+
+
+def _evaluated_otherwise(a: Recipe, b: Recipe, data: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
+    """The keys by which two recipes evaluate trainings on ``data`` differently, with both values."""
+    pairs = {}
+    if any(compares(recipe, name) for recipe in (a, b) for name in data):
+        pairs["validate_every"] = a.validate_every, b.validate_every
+    if a.generate and b.generate:
+        pairs["generate"] = a.generate, b.generate
+    for name in (name for name in a.rows if name in b.rows):
+        pairs[f"rows.{name}.model_overrides"] = a.rows[name].model_overrides, b.rows[name].model_overrides
+    for name in (name for name in a.analyses if name in b.analyses):
+        pairs[f"analyses.{name}"] = a.analyses[name], b.analyses[name]
+    yield from ((key, one, other) for key, (one, other) in pairs.items() if one != other)
 
 
 def _choice(recipe: Recipe, data: str) -> str:

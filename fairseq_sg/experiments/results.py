@@ -256,7 +256,7 @@ def _settings(recipe: Recipe, other: Recipe, row: str, data: str) -> list[Any]:
     arguments = [*recipe.arguments_of(row, data), "--batch-size-valid", str(recipe.batch_size_valid)]
     training = [recipe.user_dir, on_any_device(arguments), recipe.steps_of(row), recipe.data[data].prepare]
     chosen = [recipe.checkpoint, recipe.checkpoint_metric, recipe.rows[row].model_overrides]
-    if _compares(recipe, data) or _compares(other, data):
+    if compares(recipe, data) or compares(other, data):
         chosen += [recipe.data[data].subsets[0], recipe.validate_every]
     # What only one of the recipes has was not evaluated yet, or is not shown any more.
     decoded = recipe.generate if other.generate else ""
@@ -264,7 +264,7 @@ def _settings(recipe: Recipe, other: Recipe, row: str, data: str) -> list[Any]:
     return [*training, *chosen, decoded, {name: recipe.analyses[name] for name in common}]
 
 
-def _compares(recipe: Recipe, data: str) -> bool:
+def compares(recipe: Recipe, data: str) -> bool:
     """Whether one of a training's evaluations is chosen, or several are summed up."""
     columns = recipe.columns_of(data).values()
     return recipe.checkpoint == "best" or any(column.at not in ("checkpoint", "end") for column in columns)

@@ -550,6 +550,26 @@ def test_what_two_results_choose_on_other_subsets(recipe):
     ]
 
 
+def test_what_two_results_evaluate_otherwise(recipe):
+    rows = recipe.rows | {"good": replace(recipe.rows["good"], model_overrides="{'encoder_layers': 4}")}
+    one = replace(recipe, generate="--beam 1", analyses={"masks": "masks {checkpoint}", "a": "norms {checkpoint}"})
+    other = replace(
+        one, rows=rows, validate_every=3, generate="--beam 5", analyses={"masks": "masks {checkpoint} --steps 9"}
+    )
+    assert report.unlike(*(of_seeds(each, good=[10.0]) for each in (one, other))) == [
+        f"validate_every differs: `{recipe.validate_every}`, and `3`.",
+        "generate differs: `--beam 1`, and `--beam 5`.",
+        "rows.good.model_overrides differs: none, and `{'encoder_layers': 4}`.",
+        "analyses.masks differs: `masks {checkpoint}`, and `masks {checkpoint} --steps 9`.",
+    ]
+
+
+def test_how_often_was_evaluated_matters_where_one_evaluation_is_chosen(recipe):
+    columns = {"OOD": replace(recipe.columns["OOD"], at="end")}
+    last = replace(recipe, checkpoint="last", columns=columns)
+    assert report.unlike(*(of_seeds(replace(last, validate_every=every), good=[10.0]) for every in (5, 10))) == []
+
+
 def test_a_median_and_a_mean_are_compared_by_means(recipe):
     one, other = of_seeds(recipe, good=[10.0, 12.0, 50.0]), of_seeds(recipe, good=[20.0, 24.0, 52.0])
     other = replace(other, recipe=replace(recipe, statistic="median"))
