@@ -23,10 +23,11 @@ class Result:
     summary: list[str] = field(default_factory=list)
 
     def write(self, prefix: str) -> list[str]:
-        """Writes PREFIX.npz and PREFIX.json; returns their names."""
+        """Writes PREFIX.npz and PREFIX.json; returns their names. After an error, both are as they were."""
         names = [f"{prefix}.npz", f"{prefix}.json"]
-        # numpy adds .npz to the name of a file that has another end.
-        with replacing(names[0]) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **self.arrays)
-        write_json(names[1], self.facts)
+        with replacing(names[0]) as temporary:
+            # numpy adds .npz to the name of a file that has another end.
+            with open(temporary, "wb") as file:
+                np.savez_compressed(file, **self.arrays)
+            write_json(names[1], self.facts)
         return names

@@ -567,6 +567,18 @@ def test_errors_are_one_line_and_nothing_is_written(kind, command, options, mess
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)
 
 
+def test_a_disk_that_fills_up_leaves_both_files_as_they_were(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    paths = [Path(name) for name in Result({"x": np.zeros(2)}, {"of": "one"}).write(str(tmp_path / "out"))]
+    before = [path.read_bytes() for path in paths]
+    monkeypatch.setattr("fairseq_sg.analysis.result.write_json", full)
+    with pytest.raises(OSError, match="No space"):
+        Result({"x": np.ones(2)}, {"of": "other"}).write(str(tmp_path / "out"))
+    assert [path.read_bytes() for path in paths] == before and set(tmp_path.iterdir()) == set(paths)
+
+
 def test_no_gpu(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     command = ["norms", saved("softmax"), "--out", str(tmp_path / "out")]
