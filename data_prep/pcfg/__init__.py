@@ -68,7 +68,10 @@ from data_prep.dataset import (
 from data_prep.pcfg.exceptions import EXCEPTION_SIZES, exceptions_corpus
 from data_prep.pcfg.files import (
     DEV,
+    DEV_SIZE,
+    TEST_SIZE,
     TOGETHER,
+    TRAIN_SIZE,
     VOCABULARY,
     PcfgFiles,
     describe,
@@ -90,8 +93,8 @@ CONDITIONS = (
     *("localism", "overgeneralisation"),
 )
 # Published sizes of the training and the test set, and the size of the part of the dev set like training.
-SIZES = {"iid": (82_622, 9_721), "systematicity": (82_168, 10_175), "productivity": (81_010, 11_333)}
-VALID_SIZES = {"iid": 4_860, "systematicity": 4_339, "productivity": 4_249}
+SIZES = {"iid": (TRAIN_SIZE, TEST_SIZE), "systematicity": (82_168, 10_175), "productivity": (81_010, 11_333)}
+VALID_SIZES = {"iid": DEV_SIZE, "systematicity": 4_339, "productivity": 4_249}
 
 HELD_OUT_PAIRS = (
     *("swap_first_last repeat", "append remove_second"),

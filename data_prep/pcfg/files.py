@@ -13,7 +13,7 @@ from data_prep.text import split_lines
 
 FILES = official_files("pcfg")
 DEV = "pcfgset/dev"  # the same for every test
-DEV_SIZE = 4_860
+TRAIN_SIZE, DEV_SIZE, TEST_SIZE = 82_622, 4_860, 9_721  # of the folder pcfgset
 VOCABULARY, TOGETHER = (531, 520), 531
 ENDS = ("src", "tgt")
 Types = dict[str, list[str]]

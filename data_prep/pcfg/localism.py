@@ -22,7 +22,9 @@ from data_prep.pcfg.files import (
     DEV,
     DEV_SIZE,
     FILES,
+    TEST_SIZE,
     TOGETHER,
+    TRAIN_SIZE,
     VOCABULARY,
     PcfgFiles,
     describe,
@@ -40,7 +42,7 @@ NAMES = {
     "gen": "localism/increasing_string_length/increasing_length",
 }
 UNROLLED = "localism/unrolled_test.tsv"
-SIZES = {"train": 82_622, "valid": DEV_SIZE, "test": 9_721, "gen": 10_070}
+SIZES = {"train": TRAIN_SIZE, "valid": DEV_SIZE, "test": TEST_SIZE, "gen": 10_070}
 RULE = (
     "train, valid and test are those of iid; gen has one function on strings of 2 to 20 letters. raw/unrolled.tsv has "
     "the steps of every expression of test with several functions"

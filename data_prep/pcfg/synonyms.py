@@ -18,6 +18,7 @@ from data_prep.dataset import DataError, Pair, Subsets, check_sizes, shorten
 from data_prep.pcfg.files import (
     DEV,
     DEV_SIZE,
+    TRAIN_SIZE,
     PcfgFiles,
     describe,
     function_counts,
@@ -29,7 +30,7 @@ from data_prep.pcfg.language import TWIN, TWINS, count_functions, without_twins
 
 SIZES = {
     "primitive": {"train": 82_954, "test": 10_000, "gen": 10_000},
-    "equally_distributed": {"train": 82_622, "test": 10_000, "gen": 10_000},
+    "equally_distributed": {"train": TRAIN_SIZE, "test": 10_000, "gen": 10_000},
 }
 RENAMED = "gen is test with one function of every line renamed"
 RULES = {
