@@ -277,16 +277,7 @@ def load(
         # Makes the task read the types of all examples.
         overrides.setdefault("accuracy_by", "types")
     checkpoint_utils.overwrite_args_by_name(cfg, overrides | {"data": data})
-    _check_registered(cfg, checkpoint)
-    try:
-        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
-    except ValidationError as error:
-        raise UsageError(f"--model-overrides has an invalid value: {error}") from error
-    except UnknownName as error:
-        own = cfg.common.user_dir
-        if user_dir is not None or own is None:
-            raise
-        raise UsageError(f"{error}; {checkpoint} was trained with --user-dir {own}, so give that") from error
+    model, cfg, task = _built(checkpoint, state, user_dir)
     arch = getattr(cfg.model, "_name", None) or type(model).__name__
     updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", 0)
     loaded = Loaded(model.to(device).eval(), task, data, arch, torch.device(device), cfg, updates, trained_on)
@@ -314,6 +305,21 @@ def _check_overrides(overrides: Mapping[str, Any], cfg: Any, checkpoint: str) ->
             check_type(name, value, declared.get(name))
         except UsageError as error:
             raise UsageError(f"--model-overrides has an invalid value: {error}") from None
+
+
+def _built(checkpoint: str, state: dict[str, Any], user_dir: str | None) -> tuple[nn.Module, Any, Any]:
+    """The model, configuration and task of a checkpoint's content. Raises UsageError as ``load``."""
+    _check_registered(state["cfg"], checkpoint)
+    try:
+        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([checkpoint], state=state)
+        return model, cfg, task
+    except ValidationError as error:
+        raise UsageError(f"--model-overrides has an invalid value: {error}") from error
+    except UnknownName as error:
+        own = state["cfg"].common.user_dir
+        if user_dir is not None or own is None:
+            raise
+        raise UsageError(f"{error}; {checkpoint} was trained with --user-dir {own}, so give that") from error
 
 
 def _data_folder(data: str | None, trained_on: str | None, fix: str) -> str:
