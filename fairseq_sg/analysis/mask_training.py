@@ -117,15 +117,7 @@ def train(
         loaded.model, masks, alpha=beta / args.batch_size, lr=args.lr, clip=args.clip_norm, seed=args.seed
     )
     draw = torch.Generator().manual_seed(args.seed)
-    request = {name: getattr(args, name) for name in TRAINED_WITH if name != "steps"}
-    request |= {
-        "beta": beta,
-        "network": fingerprint(parameters),
-        "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
-        "text": hash_of(examples, chosen),
-        "subset": examples.name,
-        "model_overrides": {name: value for name, value in args.model_overrides.items() if name != "data"},
-    }
+    request = request_of(examples, chosen, parameters, beta, args)
     state = read_state(state_file, request) if args.resume and os.path.isfile(state_file) else None
     if state:
         training.load_state_dict(state["training"])
@@ -153,6 +145,20 @@ def train(
         if training.steps % args.save_interval == 0 or training.steps == args.steps:
             save()
     return {name: values.cpu() for name, values in masks.named(masks.logits.detach()).items()}
+
+
+def request_of(
+    examples: Examples, chosen: np.ndarray, parameters: Mapping[str, Tensor], beta: float, args: argparse.Namespace
+) -> dict[str, Any]:
+    """What decides the masks, but for the number of steps: only a state of the same request is continued."""
+    return {name: getattr(args, name) for name in TRAINED_WITH if name != "steps"} | {
+        "beta": beta,
+        "network": fingerprint(parameters),
+        "examples": hashlib.sha256(chosen.tobytes()).hexdigest(),
+        "text": hash_of(examples, chosen),
+        "subset": examples.name,
+        "model_overrides": {name: value for name, value in args.model_overrides.items() if name != "data"},
+    }
 
 
 def hash_of(examples: Examples, chosen: np.ndarray) -> str:

@@ -150,17 +150,9 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
         raise UsageError(f"--subset {args.subset}: give the folder as --data, and its subset as --subset")
     examples = open_examples(loaded, args.subset, args.data)
     chosen = np.flatnonzero(examples.choose(part))
-    evaluated = [open_examples(loaded, name, args.data) for name in evaluated_subsets(examples, args)]
-    names = [one.name for one in evaluated]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--evaluate has two subsets with the name {name} in tables: rename one of their folders")
+    evaluated = open_evaluated(loaded, examples, args)
     if args.save_checkpoint:
-        if set(args.model_overrides) - {"data"}:
-            raise UsageError(
-                "--save-checkpoint writes the model's own options, and not those of --model-overrides: leave one out"
-            )
-        check_writable(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint, read=[args.checkpoint])
+        check_save(args)
     parameters, idle = maskable(loaded, args.parameters)
     if args.halves:
         halves(parameters)  # refuses a model without layers of their own before the masks are trained
@@ -172,28 +164,26 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     }
     lines = [f"{name} is not masked: no output depends on it" for name in idle]
     rows = {one.name: parts_of(one, part, args.only) for one in evaluated}
-    if args.search_beta and not part.is_all and "chosen" not in rows[names[0]]:
+    first = evaluated[0]
+    if args.search_beta and not part.is_all and "chosen" not in rows[first.name]:
         raise UsageError(
-            f"--search-beta needs the accuracy on the masks' examples, and {names[0]} has none: name a subset with "
+            f"--search-beta needs the accuracy on the masks' examples, and {first.name} has none: name a subset with "
             f"some first in --evaluate, such as {args.subset}"
         )
     plain = {one.name: accuracies(one, args.batch_size) for one in evaluated}
     if args.search_beta:
-        first = evaluated[0]
         beta, logits, found = search(
             loaded, examples, chosen, parameters, first, rows[first.name], plain[first.name], args
         )
         facts["search"] = found
-        lines += [f"β {row['beta']:g}: {row['accuracy']:.2f}, {row['kept']:.2f} % of the weights" for row in found]
-        if not any(row["enough"] for row in found):
-            lines.append(f"no β has {100 * KEPT_ACCURACY:.0f} % of the accuracy: these are the masks of the smallest")
+        lines += search_lines(found)
     else:
         beta = args.beta
         logits = train(loaded, examples, chosen, parameters, beta, f"{args.prefix}.state.pt", args)
     facts["training"]["beta"] = beta
     masks = final_masks(logits)
     facts["kept"], facts["kept_of_all"] = kept_shares(masks)
-    facts["metric"] = "perplexity" if evaluated[0].is_text else "accuracy"
+    facts["metric"] = "perplexity" if first.is_text else "accuracy"
     facts["evaluation"] = evaluate(loaded, evaluated, rows, plain, variants(masks, args), args.batch_size)
     facts["outputs"] = output_words(loaded, masks)
     if args.save_checkpoint:
@@ -205,14 +195,23 @@ def measure(loaded: Loaded, args: argparse.Namespace) -> Result:
     return Result(to_arrays(logits), facts, [*lines, *table(facts["evaluation"], facts["metric"])])
 
 
-def evaluated_subsets(examples: Examples, args: argparse.Namespace) -> list[str]:
-    """The names in ``--evaluate``, or all subsets of the masks' folder but the training set."""
+def open_evaluated(loaded: Loaded, examples: Examples, args: argparse.Namespace) -> list[Examples]:
+    """The subsets in ``--evaluate``, or all of the masks' folder but the training set.
+
+    Raises UsageError for none, for one that cannot be opened, and for two of one name in tables.
+    """
     if args.evaluate is not None:
-        names = words(args.evaluate)
-        if not names:
+        subsets = list(dict.fromkeys(words(args.evaluate)))
+        if not subsets:
             raise UsageError("--evaluate names no subset")
-        return list(dict.fromkeys(names))
-    return choose_subsets(examples.loaded, None)
+    else:
+        subsets = choose_subsets(examples.loaded, None)
+    found = [open_examples(loaded, subset, args.data) for subset in subsets]
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--evaluate has two subsets with the name {name} in tables: rename one of their folders")
+    return found
 
 
 # The search for β.
@@ -255,6 +254,14 @@ def search(
         rows.append({"beta": beta, "accuracy": after, "kept": kept, "enough": ratio >= KEPT_ACCURACY})
     best = max((row["beta"] for row in rows if row["enough"]), default=args.search_beta[0])
     return best, found[best], rows
+
+
+def search_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines on every β of a search."""
+    lines = [f"β {row['beta']:g}: {row['accuracy']:.2f}, {row['kept']:.2f} % of the weights" for row in rows]
+    if not any(row["enough"] for row in rows):
+        lines.append(f"no β has {100 * KEPT_ACCURACY:.0f} % of the accuracy: these are the masks of the smallest")
+    return lines
 
 
 # Evaluation.
@@ -404,6 +411,15 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         bits = np.unpackbits(arrays[f"{name}.mask"], count=math.prod(shape))
         found[name] = torch.from_numpy(bits.astype(bool)).view(shape)
     return found
+
+
+def check_save(args: argparse.Namespace) -> None:
+    """Raises UsageError for a ``--save-checkpoint`` that cannot be written, and beside options that it would lose."""
+    if set(args.model_overrides) - {"data"}:
+        raise UsageError(
+            "--save-checkpoint writes the model's own options, and not those of --model-overrides: leave one out"
+        )
+    check_writable(f"--save-checkpoint {args.save_checkpoint}", args.save_checkpoint, read=[args.checkpoint])
 
 
 def save_checkpoint(loaded: Loaded, masks: Masks, before: str, path: str) -> None:
