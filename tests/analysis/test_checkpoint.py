@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ pytest.importorskip("fairseq")
 import torch
 
 from fairseq_sg.analysis import checkpoint, load, read_sentence
+from fairseq_sg.analysis.__main__ import COMMANDS
 from fairseq_sg.errors import UsageError
 
 
@@ -85,6 +87,19 @@ def test_no_file_and_a_broken_file(saved, tmp_path):
     broken.write_bytes(open(saved("softmax"), "rb").read()[:1000])
     with pytest.raises(UsageError, match="cannot be read: it was cut off"):
         load(str(broken))
+
+
+def test_messages_name_the_commands_that_take_names_and_language_models(saved):
+    def named(message: str) -> set[str]:
+        return set(re.findall("`(\\w+)`", message))
+
+    several = {name for name, module in COMMANDS.items() if hasattr(module, "combine") and not hasattr(module, "READS")}
+    assert named(checkpoint.absent(f"a={saved('softmax')}")) == several
+    with pytest.raises(UsageError, match="is a language model") as error:
+        load(saved("lm"))
+    assert named(str(error.value)) == {
+        name for name, module in COMMANDS.items() if "text" in getattr(module, "KINDS", ())
+    }
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gated"])
