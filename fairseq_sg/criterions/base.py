@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 #: Names of numbers that criteria, tasks and fairseq log: a layer's loss or statistic has another.
 LOGGED = frozenset(
-    "loss nll_loss nll accuracy token_accuracy word_error mean_word_error ppl word_ppl bits_per_word label_smoothing "
-    "mse mse_last mse_last_mean relative_l2 h1 lr gnorm clip loss_scale wps ups wpb bsz num_updates wall train_wall "
-    "gb_free".split()
-)
+    "loss nll_loss nll accuracy token_accuracy word_error mean_word_error ppl word_ppl bits_per_word bpc bpb bleu "
+    "label_smoothing mse mse_last mse_last_mean relative_l2 h1 lr gnorm clip loss_scale wps ups wpb bsz num_updates "
+    "wall train_wall gb_free".split()
+) | {f"orthogonality_{role}" for role in ROLES}
 
 
 @dataclass

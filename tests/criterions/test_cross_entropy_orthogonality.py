@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.ops import orthogonality_loss
 from fairseq_sg.registry import emitted_losses
+from fairseq_sg.tasks.sg_language_modeling import UNITS
 from helpers.models import dictionary
 
 PAD, EOS = 1, 2
@@ -425,10 +427,11 @@ def test_a_layer_cannot_return_what_it_does_not_declare_or_the_name_of_another_n
     with pytest.raises(UsageError, match="returns the loss pondr, which none declares: add it to emitted_losses"):
         knowing({"ponder": 0.03})(net, batch)
     logits, _ = net()
-    for value in (torch.tensor(2.0), Statistic(torch.tensor(2.0))):
-        for built in (knowing({"accuracy": 1.0}), criterion()):
-            with pytest.raises(UsageError, match="statistic accuracy, which is the name of another number"):
-                built(lambda value=value: (logits, {"aux_losses": {"accuracy": [value]}}), batch)
+    values = (torch.tensor(2.0), Statistic(torch.tensor(2.0)))
+    for name, value in itertools.product(("accuracy", *UNITS.values(), "orthogonality_encoder"), values):
+        for built in (knowing({name: 1.0}), criterion()):
+            with pytest.raises(UsageError, match=f"statistic {name}, which is the name of another number"):
+                built(lambda name=name, value=value: (logits, {"aux_losses": {name: [value]}}), batch)
 
 
 @pytest.mark.parametrize(
