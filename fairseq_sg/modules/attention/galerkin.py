@@ -28,7 +28,7 @@ from fairseq_sg import ranges
 from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.base import ROLES, Attention, AttentionOptions, register_attention
 from fairseq_sg.modules.attention.masks import count_visible, products, zero_hidden
-from fairseq_sg.modules.position import MakePosition
+from fairseq_sg.modules.position import MakePosition, rotate_both
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.precision import accurate, to_accumulation_dtype
 
@@ -143,19 +143,13 @@ class GalerkinAttention(Attention):
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
         # In float32: sums over many keys exceed float16.
         q, k, v = to_accumulation_dtype(q, k, v)
-        q, k = self._rotated(q, k, offset, 0)
+        q, k = rotate_both(self.position, q, k, offset, 0)
         q, k, v = self.joined(context, q, k, v)
         total = linear_attention(q, k, v, causal=self.causal, key_padding_mask=padding, normalize=False)
         out = (total * self.scale / n).to(dtype)  # (B, H, N, E)
         return out, self._weights(q, k, n, padding) if context.return_weights else None
 
-    def _rotated(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys that are rotated by their positions, if there are any."""
-        if self.position is None:
-            return q, k
-        return self.position.rotate(q, first_query), self.position.rotate(k, first_key)
-
-    def _weights(self, q: Tensor, k: Tensor, n: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, n: Tensor | float, key_padding_mask: Tensor | None) -> Tensor:
         return zero_hidden(products(q, k), key_padding_mask, self.causal) * self.scale / n
 
     def extend(self, q, k, v, state, context):
@@ -165,7 +159,7 @@ class GalerkinAttention(Attention):
             before, seen, length = (state["S"], state["z"]), state["seen"], state["length"]
         seen = seen + _real(k, padding).cumsum(1)  # (B, N)
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
-        q, k = self._rotated(q, k, length, length)
+        q, k = rotate_both(self.position, q, k, length, length)
         total, (S, z) = linear_attention(
             q, k, accurate(v), causal=True, key_padding_mask=padding, state=before, return_state=True, normalize=False
         )

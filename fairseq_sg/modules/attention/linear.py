@@ -29,7 +29,7 @@ from fairseq_sg.modules.attention.context import State
 from fairseq_sg.modules.attention.masks import products, zero_hidden
 from fairseq_sg.modules.feature_maps import FEATURE_MAP_REGISTRY, build_feature_map
 from fairseq_sg.modules.normalization import QK_NORM_REGISTRY, NoNormalization, build_qk_norm
-from fairseq_sg.modules.position import MakePosition, real_positions
+from fairseq_sg.modules.position import MakePosition, real_positions, rotate_both
 from fairseq_sg.ops import linear_attention, linear_attention_read, linear_attention_state
 from fairseq_sg.ops.linear_attention import SMALLEST_EPS
 from fairseq_sg.ops.precision import accurate
@@ -182,7 +182,7 @@ class LinearAttention(Attention):
         visible = dict(causal=self.causal, key_padding_mask=key_padding_mask)
         if self.position is None:
             return linear_attention(q, k, v, normalize=self.divides, eps=self.eps, **visible)
-        rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
+        rotated = rotate_both(self.position, q, k, self.offset(q, k), 0)
         numerator = linear_attention(*rotated, accurate(v), normalize=False, **visible)
         if not self.divides:
             return numerator.type_as(v)
@@ -194,7 +194,7 @@ class LinearAttention(Attention):
         similarity = zero_hidden(products(q, k), key_padding_mask, self.causal)
         denominator = similarity.sum(-1, keepdim=True) + self.eps if self.divides else 1.0
         if self.position is not None:
-            rotated = self.position.rotate(q, self.offset(q, k)), self.position.rotate(k, 0)
+            rotated = rotate_both(self.position, q, k, self.offset(q, k), 0)
             similarity = zero_hidden(products(*rotated), key_padding_mask, self.causal)
         return similarity / denominator
 
@@ -231,7 +231,7 @@ class LinearAttention(Attention):
         if self.position is None:
             out, (S, z) = linear_attention(q, k, v, state=before, normalize=self.divides, eps=self.eps, **visible)
             return out, S, z
-        rotated = self.position.rotate(q, length), self.position.rotate(k, length)
+        rotated = rotate_both(self.position, q, k, length, length)
         numerator, (S, z) = linear_attention(*rotated, accurate(v), state=before, normalize=False, **visible)
         if not self.divides:
             return numerator.type_as(v), S, z

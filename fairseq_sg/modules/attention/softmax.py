@@ -20,7 +20,7 @@ from fairseq_sg.modules.attention.masks import count_visible
 from fairseq_sg.modules.attention.window import WindowedAttention, WindowOptions, positions_before
 from fairseq_sg.modules.cpu.dropout import Drops, dropout
 from fairseq_sg.modules.cpu.softmax import closed_form_is_faster, closed_form_softmax
-from fairseq_sg.modules.position import MakePosition
+from fairseq_sg.modules.position import MakePosition, rotate_both
 from fairseq_sg.ops.precision import accumulation_dtype
 from fairseq_sg.ops.torch_attention import hidden_keys, masked_attention, visible_softmax
 
@@ -106,17 +106,12 @@ class SoftmaxAttentionBase(Drops, WindowedAttention):
         return q, k, None
 
     def attend(self, q, k, v, context, **x):
-        q, k = self._rotate(q, k, self.offset(q, k), 0)
+        q, k = rotate_both(self.position, q, k, self.offset(q, k), 0)
         return super().attend(*self.joined(context, q, k, v), context, **x)
 
     def extend(self, q, k, v, state, context, **x):
         first = sum(positions_before(state))
-        return super().extend(*self._rotate(q, k, first, first), v, state, context, **x)
-
-    def _rotate(self, q: Tensor, k: Tensor, first_query: int, first_key: int) -> tuple[Tensor, Tensor]:
-        if self.position is None or self.position.gives != "rotation":
-            return q, k
-        return self.position.rotate(q, first_query), self.position.rotate(k, first_key)
+        return super().extend(*rotate_both(self.position, q, k, first, first), v, state, context, **x)
 
     def outputs_of(self, q, k, v, offset, context, **x):
         """softmax(s · (q kᵀ · scale + bias) + position bias) v, (B, H, N, E), and the weights if they are wanted."""

@@ -17,6 +17,7 @@ from fairseq_sg.modules.position.base import (
     angles,
     real_positions,
     register_position,
+    rotate_both,
     sinusoid,
     unbounded_sinusoid,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "positions_for",
     "real_positions",
     "register_position",
+    "rotate_both",
     "sinusoid",
     "unbounded_sinusoid",
 ]

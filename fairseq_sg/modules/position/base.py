@@ -126,6 +126,18 @@ class AttentionPosition(Position):
         raise NotImplementedError
 
 
+def rotate_both(
+    position: AttentionPosition | None, q: Tensor, k: Tensor, first_query: int, first_key: int
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys (B, H, N, D) rotated by their position; as they are where ``position`` gives no rotation.
+
+    ``first_query`` and ``first_key`` are the positions of the first of them.
+    """
+    if position is None or position.gives != "rotation":
+        return q, k
+    return position.rotate(q, first_query), position.rotate(k, first_key)
+
+
 def angles(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """(…) -> (…, ⌈dim/2⌉): pos / 10000^(2i/dim), the angles of ``sinusoid`` and of rotations."""
     exponent = torch.arange(0, dim, 2, dtype=dtype, device=positions.device) / dim
