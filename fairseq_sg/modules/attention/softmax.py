@@ -61,7 +61,7 @@ class SoftmaxAttentionBase(Drops, WindowedAttention):
     logits, by overriding ``logits_of``. A position may give a rotation of queries and keys, or a bias.
 
     Args (besides those of :class:`WindowedAttention`):
-        attention_dropout: dropout on the weights after the softmax, in training.
+        attention_dropout: dropout on the weights after the softmax, in training; None for none.
         attention_scale: ``head_dim`` or ``model_dim``: logits are multiplied by 1/√ of it; or ``learned``: by a scalar,
             one for the module, that starts at 1/√head_dim.
         logit_scale: ``sqrt_dim`` or ``log_length`` (Chiang & Cholak 2022, section 5.3).
@@ -77,7 +77,7 @@ class SoftmaxAttentionBase(Drops, WindowedAttention):
         embed_dim: int,
         num_heads: int,
         *,
-        attention_dropout: float | None = 0.0,
+        attention_dropout: float | None = None,
         attention_scale: str = "head_dim",
         logit_scale: str = "sqrt_dim",
         position: MakePosition | None = None,

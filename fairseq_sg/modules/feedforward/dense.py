@@ -63,7 +63,7 @@ class DenseFeedForward(FeedForward):
     Args:
         dim, ffn_dim: d_model and the hidden width.
         layers: for ``ffn_init`` ``scaled``; see `FeedForward.needs_layers`.
-        activation_dropout: dropout after the activation.
+        activation_dropout: dropout after the activation; None for none.
         ffn_init: ``reference``, ``scaled`` or ``torch``. ffn_activation: ``relu`` or ``gelu``. Another value is a
             UsageError.
     """
@@ -78,7 +78,7 @@ class DenseFeedForward(FeedForward):
         ffn_dim: int,
         *,
         layers: int = 1,
-        activation_dropout: float | None = 0.0,
+        activation_dropout: float | None = None,
         ffn_init: str = "reference",
         ffn_activation: str = "relu",
     ):
