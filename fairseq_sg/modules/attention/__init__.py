@@ -49,23 +49,3 @@ def build_attention(name: str, config: Any, role: str) -> Attention:
     if role == "cross":
         arguments["kv_dim"] = config.encoder_embed_dim
     return cls(width, heads, role=role, **arguments)
-
-
-__all__ = [
-    "ATTENTION_REGISTRY",
-    "AbsRelAttention",
-    "Attention",
-    "AttentionOptions",
-    "AttentionOutput",
-    "CompositionalAttention",
-    "Context",
-    "FourierAttention",
-    "GalerkinAttention",
-    "GeometricAttention",
-    "LinearAttention",
-    "RelativeAttention",
-    "SoftmaxAttention",
-    "Values",
-    "build_attention",
-    "register_attention",
-]

@@ -14,16 +14,3 @@ from fairseq_sg.modules.depth.looped import LoopedLayers
 from fairseq_sg.modules.depth.separate import SeparateLayers
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.depth.shared_act import SharedACT
-
-__all__ = [
-    "DEPTH_REGISTRY",
-    "IncrementalState",
-    "LoopedLayers",
-    "RepeatedLayers",
-    "SeparateLayers",
-    "SharedACT",
-    "SharedLayer",
-    "Stack",
-    "StackOutput",
-    "register_depth",
-]

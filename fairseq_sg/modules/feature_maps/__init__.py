@@ -25,24 +25,3 @@ from fairseq_sg.modules.feature_maps.taylor import TaylorFeatureMap
 def build_feature_map(name: str, head_dim: int, **options: Any) -> FeatureMap:
     """The map ``name`` for heads of width ``head_dim``. Raises UsageError for an unknown name or a wrong option."""
     return FEATURE_MAP_REGISTRY.find(name)(head_dim, **options)
-
-
-__all__ = [
-    "FEATURE_MAP_REGISTRY",
-    "CosformerFeatureMap",
-    "DPFPFeatureMap",
-    "EluFeatureMap",
-    "ExpFeatureMap",
-    "FeatureMap",
-    "HedgehogFeatureMap",
-    "IdentityFeatureMap",
-    "MLPFeatureMap",
-    "PerformerFeatureMap",
-    "RebasedFeatureMap",
-    "ReluFeatureMap",
-    "SquaredFeatureMap",
-    "T2RFeatureMap",
-    "TaylorFeatureMap",
-    "build_feature_map",
-    "register_feature_map",
-]

@@ -33,19 +33,3 @@ def summed_layers(config: Any, side: str) -> int:
     After a norm of the stream they are 1.
     """
     return getattr(config, f"{side}_layers") * config.loops if config.pre_norm else 1
-
-
-__all__ = [
-    "FEEDFORWARD_REGISTRY",
-    "DenseFeedForward",
-    "FeedForward",
-    "MixtureOfExperts",
-    "NoisyTopK",
-    "ProductKeyMemory",
-    "SBase",
-    "SigmaMoE",
-    "Switch",
-    "TopKFeedForward",
-    "build_feedforward",
-    "register_feedforward",
-]

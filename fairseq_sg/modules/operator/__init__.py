@@ -4,5 +4,3 @@ from fairseq_sg.modules.operator.decoder import SpectralDecoder
 from fairseq_sg.modules.operator.resample import Downsampling, Upsampling
 from fairseq_sg.modules.operator.scaling import FieldScaling
 from fairseq_sg.modules.operator.spectral import SpectralLayer
-
-__all__ = ["Downsampling", "FieldScaling", "SpectralDecoder", "SpectralLayer", "Upsampling"]

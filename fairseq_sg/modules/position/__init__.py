@@ -98,33 +98,3 @@ def positions_for(attention: type, config: Any, role: str = "encoder") -> set:
         for name, cls in POSITION_REGISTRY.items()
         if cls.gives_with(config) in usable and not (role == "decoder" and cls.needs_length)
     }
-
-
-__all__ = [
-    "POSITION_REGISTRY",
-    "PRECISE",
-    "AlibiPosition",
-    "AttentionPosition",
-    "EmbeddedPosition",
-    "FractionPosition",
-    "IndicatorPosition",
-    "LearnedPosition",
-    "MakePosition",
-    "NoPosition",
-    "Position",
-    "RandomizedPosition",
-    "RotaryPosition",
-    "SinusoidalPosition",
-    "T5Position",
-    "angles",
-    "attention_position",
-    "build_embedded_position",
-    "build_indices",
-    "gives_indices",
-    "positions_for",
-    "real_positions",
-    "register_position",
-    "rotate_both",
-    "sinusoid",
-    "unbounded_sinusoid",
-]

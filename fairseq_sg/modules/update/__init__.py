@@ -26,15 +26,3 @@ def build_update(name: str, config: Any, ffn: str, side: str) -> Update:
     dim, layer = getattr(config, f"{side}_embed_dim"), build_feedforward(ffn, config, side)
     shell = {"dropout": config.dropout, "pre_norm": config.pre_norm, "norm": norm_of(config)}
     return UPDATE_REGISTRY.build(name, config, dim, layer, **shell)
-
-
-__all__ = [
-    "UPDATE_REGISTRY",
-    "CopyGateUpdate",
-    "FeedForwardOnlyUpdate",
-    "Residual",
-    "ResidualUpdate",
-    "Update",
-    "build_update",
-    "register_update",
-]
