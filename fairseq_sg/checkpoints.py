@@ -17,6 +17,9 @@ from torch import Tensor
 
 from fairseq_sg.errors import UsageError, in_one_line
 
+#: What fairseq calls the last checkpoint of a training, and the default of ``--restore-file``.
+LAST = "checkpoint_last.pt"
+
 
 def read(path: str) -> dict[str, Any]:
     """The content of a checkpoint of fairseq; its tensors stay on the disk until they are used.
@@ -58,9 +61,9 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _newest_beside(path: str) -> str | None:
-    """The readable ``checkpoint_EPOCH_STEPS.pt`` of the most steps in the folder of a ``checkpoint_last.pt``."""
+    """The readable ``checkpoint_EPOCH_STEPS.pt`` of the most steps in the folder of a `LAST`."""
     folder, name = os.path.split(path)
-    if name != "checkpoint_last.pt":
+    if name != LAST:
         return None
     names = (re.fullmatch(r"checkpoint_\d+_(\d+)\.pt", other) for other in os.listdir(folder or "."))
     for found in sorted(filter(None, names), key=lambda found: int(found[1]), reverse=True):

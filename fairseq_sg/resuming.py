@@ -21,12 +21,12 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fairseq_sg import checkpoints, compat, hydra_configuration, ranges
-from fairseq_sg.checkpoints import values
+from fairseq_sg.checkpoints import LAST, values
 from fairseq_sg.declared import dataclasses_of
 from fairseq_sg.errors import UsageError
 
@@ -49,8 +49,6 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     Raises:
         UsageError: the checkpoint, or an option, is not fit for this training.
     """
-    from fairseq.file_io import PathManager
-
     path, option = checkpoint_path(cfg, trainer.checkpoint_suffix)
     if not checkpoints.is_ours(type(trainer.task)):
         if name := checkpoints.trained_with_ours(path):
@@ -59,41 +57,15 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     forget_earlier_jobs()
     trainer.task.check_training(trainer)
     check_options(cfg)
-    if option and not PathManager.isfile(path):
-        raise UsageError(f"there is no checkpoint {path}: check {option}")
-    last = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
-    if option == "--restore-file" and elsewhere and os.path.isfile(last):
-        logger.warning(
-            "training begins from %s, and not from %s, which it will replace (--restore-file): choose another "
-            "--save-dir to keep it",
-            path,
-            last,
-        )
+    check_path(path, option, cfg, trainer.checkpoint_suffix)
     there: Any = {}
     other_data = False
     if os.path.isfile(path):
         state = checkpoints.read(path)
         other_data = check(state, path, option == "--finetune-from-model", cfg, trainer)
         there = state.get("cfg") or {}
-    try:
+    with explained(path, trainer):
         extra_state, epochs = load(cfg, trainer, **kwargs)
-    except Exception as error:
-        # fairseq raises an error of its own for weights that do not fit, and an assertion for an optimizer's state. An
-        # epoch of larger batches may end before the batch that comes next.
-        if isinstance(error.__context__, UsageError):
-            raise UsageError(f"{path}: {error.__context__}") from error
-        if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
-            raise UsageError(f"{path}: {error}") from error
-        if isinstance(error, RuntimeError) and "--reset-dataloader" in str(error):
-            raise UsageError(_beyond_the_last(path)) from error
-        if "dataset is empty" in str(error):
-            raise UsageError(
-                "the training set has fewer samples than --required-batch-size-multiple "
-                f"{trainer.cfg.dataset.required_batch_size_multiple}, so it makes no batch: give "
-                "--required-batch-size-multiple 1"
-            ) from error
-        raise
     if trainer.get_num_updates() == 0:
         # A fine-tuning that begins has taken no time, and fairseq counts that of the checkpoint.
         trainer._previous_training_time = 0
@@ -108,6 +80,31 @@ def begin(load: Callable, cfg, trainer, **kwargs) -> tuple[dict | None, Any]:
     check_batches(path, epochs, trainer.cfg.optimization)
     check_rate(trainer)
     return extra_state, epochs
+
+
+@contextlib.contextmanager
+def explained(path: str, trainer) -> Iterator[None]:
+    """Makes one line of each error with which fairseq's ``load_checkpoint`` refuses a checkpoint, or its data.
+
+    fairseq raises an error of its own for weights that do not fit, and an assertion for an optimizer's state. An epoch
+    of larger batches may end before the batch that comes next.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__context__, UsageError):
+            raise UsageError(f"{path}: {error.__context__}") from error
+        if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
+            raise UsageError(f"{path}: {error}") from error
+        if isinstance(error, RuntimeError) and "--reset-dataloader" in str(error):
+            raise UsageError(_beyond_the_last(path)) from error
+        if "dataset is empty" in str(error):
+            raise UsageError(
+                "the training set has fewer samples than --required-batch-size-multiple "
+                f"{trainer.cfg.dataset.required_batch_size_multiple}, so it makes no batch: give "
+                "--required-batch-size-multiple 1"
+            ) from error
+        raise
 
 
 def forget_earlier_jobs() -> None:
@@ -170,14 +167,19 @@ def checkpoint_path(cfg, suffix: str) -> tuple[str, str]:
     """The file that fairseq's ``load_checkpoint`` loads if it is there, and the option that names it, if one does."""
     from fairseq.file_io import PathManager
 
-    if cfg.restore_file != "checkpoint_last.pt":
+    if cfg.restore_file != LAST:
         return cfg.restore_file.replace(".pt", suffix + ".pt"), "--restore-file"
-    last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
+    last = last_checkpoint(cfg, suffix)
     for option in ("--continue-once", "--finetune-from-model"):
         path = getattr(cfg, option[2:].replace("-", "_"), None)
         if path is not None and not PathManager.exists(last):
             return path, option
     return last, ""
+
+
+def last_checkpoint(cfg, suffix: str) -> str:
+    """The file that a training writes at every save, and resumes from."""
+    return os.path.join(cfg.save_dir, LAST.replace(".pt", suffix + ".pt"))
 
 
 # Checks.
@@ -188,7 +190,7 @@ def check_options(cfg) -> None:
     if cfg.finetune_from_model is not None:
         others = [f"reset_{part}" for part in ("optimizer", "lr_scheduler", "meters", "dataloader")]
         given = [name for name in others if getattr(cfg, name)]
-        given += ["restore_file"] if cfg.restore_file != "checkpoint_last.pt" else []
+        given += ["restore_file"] if cfg.restore_file != LAST else []
         if given:
             raise UsageError(
                 f"--finetune-from-model begins a new training, so {ranges.flag(given[0])} has no place beside it: "
@@ -197,6 +199,23 @@ def check_options(cfg) -> None:
     if ranges.literal_dict(cfg.optimizer_overrides) is None:
         raise UsageError(
             f"--optimizer-overrides is {cfg.optimizer_overrides!r}: give a dict such as \"{{'weight_decay': 0.1}}\""
+        )
+
+
+def check_path(path: str, option: str, cfg, suffix: str) -> None:
+    """Raises UsageError where ``option`` names no file; warns of a last checkpoint that the training will replace."""
+    from fairseq.file_io import PathManager
+
+    if option and not PathManager.isfile(path):
+        raise UsageError(f"there is no checkpoint {path}: check {option}")
+    last = last_checkpoint(cfg, suffix)
+    elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
+    if option == "--restore-file" and elsewhere and os.path.isfile(last):
+        logger.warning(
+            "training begins from %s, and not from %s, which it will replace (--restore-file): choose another "
+            "--save-dir to keep it",
+            path,
+            last,
         )
 
 
