@@ -19,10 +19,10 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -231,15 +231,25 @@ def build(
     missing = [symbol for symbol in ("0", "1", sentences.read) if symbol not in dictionary]
     if missing or sorted(classes) != ["0", "1"]:
         raise UsageError("the construction is for data whose words are 0, 1 and CLS, and whose classes are 0 and 1")
-    normed = layer_norm_eps is not None
-    features = construction.features
-    width = len(features) * (2 if normed else 1)
-    weights = construction.normed if normed else construction.weights
-    hidden = max(weight.row for weight in weights if weight.part == "1 hidden")
+    options = _options(construction, layer_norm_eps, len(sentences.before))
+    if log_length:
+        options["logit_scale"] = "log_length"
+    task = SimpleNamespace(source_dictionary=dictionary, num_classes=len(classes))
+    model = SGEncoder.build_model(argparse.Namespace(**options), task).to(dtype)
+    model.sentences = sentences
+    c = 1.0 if sharpness is None else sharpness * math.sqrt(options["encoder_embed_dim"] // construction.heads)
+    _set_weights(model, _entries(construction, layer_norm_eps is not None), c, classes)
+    return model
+
+
+def _options(construction: Construction, layer_norm_eps: float | None, before: int) -> dict[str, Any]:
+    """The options of ``sg_encoder``; ``before`` is the number of columns before the bits of a string."""
+    width = len(construction.features)
+    hidden = max(weight.row for weight in construction.weights if weight.part == "1 hidden")
     options = {
         "encoder_layers": 2,
         "encoder_embed_dim": width,
-        "encoder_ffn_embed_dim": width if normed else hidden,
+        "encoder_ffn_embed_dim": hidden,
         "encoder_attention_heads": construction.heads,
         "readout": construction.readout,
         "embedding_scaling": "none",
@@ -247,32 +257,33 @@ def build(
         "norm": "none",
         "position": construction.position,
     }
-    if normed:
+    if layer_norm_eps is not None:
+        options |= {"encoder_embed_dim": 2 * width, "encoder_ffn_embed_dim": 2 * width}
         options |= {"norm": "layer", "layer_norm_eps": layer_norm_eps, "mirrored_positions": True}
-    if log_length:
-        options["logit_scale"] = "log_length"
     if construction.position == "indicator":
-        options["indicator_index"] = len(sentences.before)
-    task = SimpleNamespace(source_dictionary=dictionary, num_classes=len(classes))
-    model = SGEncoder.build_model(argparse.Namespace(**options), task).to(dtype)
-    model.sentences = sentences
-    c = 1.0 if sharpness is None else sharpness * math.sqrt(width // construction.heads)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        for norm in (module for module in model.modules() if isinstance(module, LayerNorm)):
-            norm.weight.fill_(1.0)
-        for part, row, column, value in _entries(construction, weights, normed):
-            parameter, index = _place(model, part, row, column, dictionary, classes)
-            parameter[index] = c if value == "c" else value
-        for symbol in range(len(dictionary)):
-            if dictionary[symbol] not in ("0", "1", sentences.read) and symbol != dictionary.pad():
-                table = model.encoder.embedding.tokens.weight
-                table[symbol] = table[dictionary.index("0")]
-    return model
+        options["indicator_index"] = before
+    return options
 
 
-def _entries(construction: Construction, weights: Sequence[Weight], normed: bool) -> Iterator[Weight]:
+@torch.no_grad()
+def _set_weights(model: SGEncoder, entries: Iterable[Weight], c: float, classes: Sequence[str]) -> None:
+    """Makes all parameters 0 but the gains of layer norms and the ``entries``, of which some have the value ``c``."""
+    dictionary = model.encoder.dictionary
+    for parameter in model.parameters():
+        parameter.zero_()
+    for norm in (module for module in model.modules() if isinstance(module, LayerNorm)):
+        norm.weight.fill_(1.0)
+    for part, row, column, value in entries:
+        parameter, index = _place(model, part, row, column, classes)
+        parameter[index] = c if value == "c" else value
+    # Every other symbol that is not a bit is like a 0.
+    table = model.encoder.embedding.tokens.weight
+    for symbol in range(len(dictionary)):
+        if dictionary[symbol] not in ("0", "1", model.sentences.read) and symbol != dictionary.pad():
+            table[symbol] = table[dictionary.index("0")]
+
+
+def _entries(construction: Construction, normed: bool) -> Iterator[Weight]:
     """The weights with numbers for the names of features and heads, and with their mirrors under layer norm."""
     features = construction.features
     half = len(features)
@@ -284,7 +295,7 @@ def _entries(construction: Construction, weights: Sequence[Weight], normed: bool
             return (name[0] - 1) * head + name[1] - 1
         return name - 1 if isinstance(name, int) else number[name] if of_feature else name
 
-    for part, row, column, value in weights:
+    for part, row, column, value in construction.normed if normed else construction.weights:
         kind = part.partition(" ")[2] or part
         entry = Weight(part, index(row, kind in WRITERS), index(column, True) if column is not None else None, value)
         yield entry
@@ -300,11 +311,11 @@ def _entries(construction: Construction, weights: Sequence[Weight], normed: bool
                 yield Weight("2 update", feature, unit, -1 if feature == unit else 1)
 
 
-def _place(model: SGEncoder, part: str, row, column, dictionary: Dictionary, classes: Sequence[str]):
+def _place(model: SGEncoder, part: str, row, column, classes: Sequence[str]):
     """The parameter of an entry and the index in it."""
     if part == "embedding":
         symbol = model.sentences.read if row == CLS else row
-        return model.encoder.embedding.tokens.weight, (dictionary.index(symbol), column)
+        return model.encoder.embedding.tokens.weight, (model.encoder.dictionary.index(symbol), column)
     if part == "class":
         return model.classifier.weight, (classes.index(row), column)
     layer, _, kind = part.partition(" ")
