@@ -14,7 +14,7 @@ from fairseq_sg.models.layers import build_layers
 from fairseq_sg.modules import compilation
 from fairseq_sg.modules.attention import Attention, Context
 from fairseq_sg.modules.cpu.linear import linear
-from fairseq_sg.modules.cpu.packing import packed, packing_for_training
+from fairseq_sg.modules.cpu.packing import Packing, packed, packing_for_training
 from fairseq_sg.modules.feature_maps import FeatureMap
 from fairseq_sg.modules.norm import final_norm_of
 from fairseq_sg.modules.position import build_indices
@@ -25,7 +25,7 @@ Memory = dict[str, Any]
 
 
 class SGTransformerDecoder(FairseqIncrementalDecoder):
-    """Embedding, a stack of decoder layers, and an output layer tied to the embedding.
+    """Embedding, a stack of decoder layers, and an output layer, tied to the embedding unless ``untied_output``.
 
     Args:
         config: a resolved configuration.
@@ -118,25 +118,10 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             key_packing=packing,
         )
         if encoder_out is not None:
-            source_mask = encoder_out["encoder_padding_mask"][0]
-            cross = Context(
-                padding_mask=source_mask,
-                key_padding_mask=source_mask,
-                return_weights=need_attn,
-                return_values="cross" in value_roles,
-                packing=packing,
-                key_packing=packing_for_training(source_mask) if packs else None,
-            )
-            context = replace(context, source=packed(encoder_out["encoder_out"][0], cross.key_packing), cross=cross)
+            context = with_source(context, encoder_out, packs, need_attn, return_values="cross" in value_roles)
         keep_hidden = return_all_hiddens or memory_length > 0
         out = self.stack(packed(x, packing), context, memory=hidden, keep_hidden=keep_hidden)
-        outputs = self.final_norm(out.x)
-        if packing is None:
-            outputs = outputs.transpose(0, 1)  # (B, N, C)
-        if not features_only:
-            outputs = self.output_layer(outputs)  # (B, N, V)
-        if packing is not None:
-            outputs = packing.unpack_batch_first(outputs)
+        outputs = self._outputs(out.x, packing, features_only)
         extra = {
             "attn": [out.weights],
             "inner_states": out.hidden_states if return_all_hiddens else [],
@@ -147,6 +132,15 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
             kept = [remember(h, hidden, step, memory_length) for step, h in enumerate(out.inputs)]
             extra["memory"] = {"hidden": kept, "position": start + x.size(0)}
         return outputs, extra
+
+    def _outputs(self, x: Tensor, packing: Packing | None, features_only: bool) -> Tensor:
+        """The last layer's state (N, B, C), or packed -> logits (B, N, V), or features (B, N, C)."""
+        outputs = self.final_norm(x)
+        if packing is None:
+            outputs = outputs.transpose(0, 1)  # (B, N, C)
+        if not features_only:
+            outputs = self.output_layer(outputs)  # (B, N, V)
+        return outputs if packing is None else packing.unpack_batch_first(outputs)
 
     def _check_left_padding(self) -> None:
         cross = (part for part in self.stack.modules() if isinstance(part, Attention) and part.role == "cross")
@@ -194,6 +188,22 @@ class SGTransformerDecoder(FairseqIncrementalDecoder):
     def max_positions(self) -> int:
         """The longest sequence that has positions; most kinds of them have no end, only ``--max-target-positions``."""
         return max_length(self.embedding.positions, self.indices, self.stack)
+
+
+def with_source(
+    context: Context, encoder_out: dict[str, Any], packs: bool, return_weights: bool, return_values: bool
+) -> Context:
+    """The context of a decoder's pass, with the encoder's output and the context of cross-attention to it."""
+    padding_mask = encoder_out["encoder_padding_mask"][0]
+    cross = Context(
+        padding_mask=padding_mask,
+        key_padding_mask=padding_mask,
+        return_weights=return_weights,
+        return_values=return_values,
+        packing=context.packing,
+        key_packing=packing_for_training(padding_mask) if packs else None,
+    )
+    return replace(context, source=packed(encoder_out["encoder_out"][0], cross.key_packing), cross=cross)
 
 
 def uniform_of_linear_(parameter: Tensor, inputs: int) -> None:
