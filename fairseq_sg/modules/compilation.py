@@ -8,6 +8,7 @@ Forward and backward pass of a layer are compiled in training. Sizes are symbols
 new compilation, except where code asks for a size. Linear attention asks for short sentences. On a GPU, softmax
 attention in float32 asks for up to 32 positions, and relative attention for multiples of 32 sequences
 (``ops.relative.shift``).
+
 A layer runs uncompiled
 
 - in evaluation and decoding, where every step has another state;
