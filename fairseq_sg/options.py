@@ -308,7 +308,7 @@ def markdown() -> str:
         "",
         "An option of a mechanism that is not chosen is an error, and so is a value outside its range.",
         "An option without a default is off, or its meaning says what holds.",
-        "If an option stands in two tables, the one that names fewer takers has its default.",
+        "If an option is in two tables, the default is that of the table with fewer names in its heading.",
     ]
     for kind, (heading, page) in CHAPTERS.items():
         chapter = [owner for owner in everything if owner.kind == kind]

@@ -41,8 +41,8 @@ class GalerkinOptions(AttentionOptions):
     galerkin_average: str = field(
         default="mean",
         metadata={
-            "help": "Galerkin and Fourier attention take the 'mean' over the keys, as published, or, as controls, the "
-            "'sum', or the sum divided by a number, whatever the number of keys"
+            "help": "what Galerkin and Fourier attention take over the keys: the 'mean', as published; as controls the "
+            "'sum', or a number that divides it"
         },
     )
 
