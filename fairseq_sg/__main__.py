@@ -17,7 +17,7 @@ from fairseq_sg.errors import exit_code
 #: group -> command -> what it does
 GROUPS: dict[str, dict[str, str]] = {
     "use": {
-        "evaluate": "accuracy of a checkpoint by subset, type of example and length",
+        "evaluate": "accuracy of a checkpoint by subset, type of example, and length or position",
         "options": "the options of a model, criterion, task or mechanism, or of all",
         "construct": "models with hand-set weights for PARITY and FIRST (Chiang & Cholak 2022)",
     },

@@ -47,13 +47,13 @@ class SGTranslationConfig(TranslationConfig):
     left_pad_source: bool = field(default=False, metadata={"help": "pad the source on the left"})
     no_source_bos: bool = field(
         default=False,
-        metadata={"help": "no begin symbol at the source's start (the references have one, the papers do not say)"},
+        metadata={"help": "no begin symbol at the source's start (released code has one, the papers do not say)"},
     )
     length_window: int = field(
         default=1,
         metadata={
             "help": "sort training samples by length inside random windows of this many samples before they are cut "
-            "into batches: less padding, fewer lengths in a batch. 1: no sorting, as the references; 0: the whole "
+            "into batches: less padding, fewer lengths in a batch. 1: no sorting, as in released code; 0: the whole "
             "epoch sorted, as fairseq does",
             "least": 0,
         },

@@ -52,7 +52,7 @@ class AttentionOptions:
     )
     attention_bias: bool = field(
         default=False,
-        metadata={"help": "biases in the query, key, value and output projections (most references have none)"},
+        metadata={"help": "biases in the query, key, value and output projections (most released code has none)"},
     )
 
 
