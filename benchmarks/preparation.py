@@ -167,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report.add_out(parser)
     args = parser.parse_args(argv)
     report.check_out(parser, args.out)
-    section = preparation_section(args.only, args.raw_dirs)
+    # Preparations run in the root of the clone.
+    section = preparation_section(args.only, args.raw_dirs and args.raw_dirs.resolve())
     if not section.rows:
         sys.exit(f"error: no command to run: --only {args.only!r} fits none whose files are in --raw-dirs")
     report.publish(section, report.command("benchmarks.preparation", argv), args.out)
