@@ -15,6 +15,7 @@ from fairseq_sg.construct import main, make_parser
 from fairseq_sg.errors import UsageError
 from fairseq_sg.models import constructions
 from helpers.commands import metrics, run, succeed
+from helpers.data_files import with_reversed_words
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +76,10 @@ def test_a_construction_is_a_checkpoint_like_others(folder, tmp_path):
     options = ["--input", "0 1 1 0 CLS", "--device", "cpu", "--format", "none", "--out", tmp_path / "maps"]
     succeed("fairseq_sg.analysis", "maps", tmp_path / "x.pt", *options)
     # Another order of words is noticed, as for any checkpoint.
-    other = run("fairseq_sg.evaluate", tmp_path / "x.pt", "--cpu", "--data", folder)
-    assert other.code == 1 and "error: " in other.err
+    other = with_reversed_words(folder / "parity", tmp_path / "other", "src")
+    refused = run("fairseq_sg.evaluate", tmp_path / "x.pt", "--cpu", "--data", other)
+    message = f"the model was trained on {folder / 'parity'}, and the source dictionary of {other} has other words"
+    assert refused.code == 1 and f"error: {message}" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ named.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from helpers.commands import SHORT, Result, evaluation, run, training
+from helpers.data_files import with_reversed_words
 
 COMMANDS = {
     "fairseq-validate": ["--valid-subset", "gen", "--batch-size", "64"],
@@ -33,14 +33,7 @@ def refusal(result: Result) -> str:
 @pytest.fixture(scope="module")
 def reversed_words(data, tmp_path_factory) -> Path:
     """The same folder with the words of its target dictionary in reverse order."""
-    folder = tmp_path_factory.mktemp("reversed") / "data"
-    shutil.copytree(data, folder)
-    dictionary = folder / "dict.tgt.txt"
-    dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
-    manifest = json.loads((folder / "dataset.json").read_text())
-    manifest["files"]["dict.tgt.txt"] = hashlib.sha256(dictionary.read_bytes()).hexdigest()
-    (folder / "dataset.json").write_text(json.dumps(manifest))
-    return folder
+    return with_reversed_words(data, tmp_path_factory.mktemp("reversed") / "data", "tgt")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from data_prep.dataset import Pair
@@ -38,3 +39,14 @@ def lines_of(folder: Path, name: str) -> list[str]:
 def digest(folder: Path) -> str:
     """A hash of the raw text of all subsets, in alphabetical order."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted((folder / "raw").iterdir()))).hexdigest()
+
+
+def with_reversed_words(data: Path, folder: Path, language: str) -> Path:
+    """A copy of a prepared folder with the words of one dictionary in reverse order."""
+    shutil.copytree(data, folder)
+    dictionary = folder / f"dict.{language}.txt"
+    dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
+    changed = manifest(folder)
+    changed["files"][dictionary.name] = hashlib.sha256(dictionary.read_bytes()).hexdigest()
+    (folder / "dataset.json").write_text(json.dumps(changed))
+    return folder
