@@ -248,7 +248,7 @@ def test_when_a_validation_a_checkpoint_or_the_end_may_follow(folder, arguments,
     assert asked[-1] == 1
 
 
-def test_another_task_has_fairseqs_trainer(folder):
+def test_another_task_has_fairseqs_trainer():
     class Theirs:
         """A task of fairseq's."""
 

@@ -289,7 +289,7 @@ def criterion_says(model, subset: str, index: int) -> bool:
     return bool(CRITERION_REGISTRY[name](options, model.task)(model.model, batch)[2]["n_exact"])
 
 
-def test_accuracy_by_type_and_of_the_first_sentences(loaded, monkeypatch):
+def test_accuracy_by_type_and_of_the_first_sentences(loaded):
     model = loaded("softmax")
     model.model = HalfRight(model.task)
     args = Namespace(subset="gen", by="type", batch_size=4, limit=10)
@@ -643,7 +643,7 @@ def test_colors_of_negative_entries_are_even_on_both_sides_of_0():
 
 
 @torch.no_grad()
-def test_experts(analyse, saved, loaded, tmp_path):
+def test_experts(analyse, saved, loaded):
     arrays, facts, printed = analyse("experts", saved("experts"), "--subset", "gen", "--batch-size", "4")
     model = loaded("experts")
     calls = defaultdict(list)
@@ -683,7 +683,7 @@ def test_experts(analyse, saved, loaded, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize("limit,batches", [(1000, None), (7, 1), (13, 3)])
-def test_experts_of_a_language_model(limit, batches, analyse, saved, loaded):
+def test_experts_of_a_language_model(limit, batches, analyse, saved):
     """Complete batches of four streams; layers see the same as in validation with a memory."""
     options = ("--subset", "valid", "--batch-size", "4", "--limit", str(limit))
     arrays, facts, _ = analyse("experts", saved("lm"), *options)

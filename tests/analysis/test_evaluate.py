@@ -201,7 +201,7 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
     assert "has no option --subest: did you mean --subset?" in capsys.readouterr().err
 
 
-def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(saved, folders, tmp_path, capsys):
+def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(tmp_path, capsys):
     gone = analysis_models.pairs_folder(tmp_path / "gone")
     path = analysis_models.checkpoint(tmp_path / "model.pt", gone, "softmax")
     gone.rename(tmp_path / "elsewhere")

@@ -65,7 +65,7 @@ def test_a_sentence_of_words(saved, tmp_path):
     assert np.load(tmp_path / "m.npz")["usage"].shape == (4, 9)
 
 
-def test_refused(folder, saved, tmp_path, capsys):
+def test_refused(saved, tmp_path, capsys):
     lstm = checkpoint(tmp_path / "lstm.pt", ctlpp_folder(tmp_path / "ctlpp"), "lstm")
     for line, message in (
         ([lstm, "--index", "0"], "sg_lstm has no memory of cells: choose a checkpoint of sg_dnc"),

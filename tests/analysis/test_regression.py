@@ -202,7 +202,7 @@ def test_the_command(saved, folder, tmp_path, capsys):
     assert {"a.1.test.errors", "a.2.test.errors", "b.1.test.averaging"} <= set(np.load(tmp_path / "two.npz"))
 
 
-def test_wrong_models_and_subsets(saved, folder, tmp_path, capsys):
+def test_wrong_models_and_subsets(saved, folder, capsys):
     with pytest.raises(UsageError, match="the data folder .* has no subset 'gen': it has valid, test"):
         regression.measure(load(str(saved), kinds=("numbers",)), options("gen"))
     for command in (["maps", str(saved), "--input", "a"], ["norms", str(saved)]):

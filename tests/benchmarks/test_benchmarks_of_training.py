@@ -255,7 +255,7 @@ class TestTogether:
             together.main([*options.split(), "--device", "cpu"])
         assert message in capsys.readouterr().err
 
-    def test_rates_are_those_of_the_logs(self, tmp_path, monkeypatch):
+    def test_rates_are_those_of_the_logs(self, monkeypatch):
         """The first interval, with the start, is left out."""
         monkeypatch.setattr(together, "environment", dict)
 

@@ -42,7 +42,7 @@ def test_classes_are_trained_as_targets_of_one_word_and_logged_by_type(first, tm
     assert [typed["accuracy_length_8"], typed["accuracy_length_10"]] == by_length
 
 
-def test_classes_are_read_by_fairseqs_own_sentence_prediction(first, tmp_path):
+def test_classes_are_read_by_fairseqs_own_sentence_prediction(first):
     result = run(
         *("fairseq-train", first, "--task", "sentence_prediction", "--num-classes", 2, "--arch", "roberta"),
         *("--criterion", "sentence_prediction", "--encoder-layers", 1, "--encoder-embed-dim", 16),

@@ -72,7 +72,7 @@ def test_a_checkpoint_also_from_before_the_option(data, trained, tmp_path):
     assert given["gen"]["accuracy"] > plain["gen"]["accuracy"]
 
 
-def test_a_name_that_is_no_option_is_still_refused(data, trained, tmp_path):
+def test_a_name_that_is_no_option_is_still_refused(data, trained):
     checkpoint = trained("softmax").checkpoint
     wrong = ["--model-overrides", "{'oracle_lenght': True}"]
     for command in (

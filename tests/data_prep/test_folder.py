@@ -277,9 +277,7 @@ def test_folder_that_cannot_be_moved(run, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_out_that_cannot_be_made_is_refused_before_the_work(
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_that_cannot_be_made_is_refused_before_the_work(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.listops.sample_sets", None)
     result = run("listops", "--raw-only", "--out", "/proc/out")
     assert result.code == 1 and result.err.endswith(": choose another --out\n") and "/proc/out" in result.err

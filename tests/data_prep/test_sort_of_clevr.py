@@ -49,7 +49,7 @@ def test_first_published_questions(published):
 
 
 @pytest.mark.skipif(not os.environ.get("SG_ALL_SCENES"), reason="12 seconds: set SG_ALL_SCENES=1")
-def test_all_published_bytes(published):
+def test_all_published_bytes():
     stream = Stream(1)
     for _ in range(2):
         make(stream, 200, SortOfClevrOptions())

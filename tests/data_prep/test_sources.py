@@ -227,7 +227,7 @@ def test_download_of_tasks(run, command, server, scan_files: Path, tmp_path: Pat
     assert run(*command, "length", "--cutoff", "26").out == f"already prepared: {tmp_path / 'out'}\n"
 
 
-def test_download_of_the_simple_split(run, command, server, official_splits, tmp_path: Path) -> None:
+def test_download_of_the_simple_split(run, command, server, official_splits) -> None:
     for subset in ("train", "test"):
         text = "".join(scan_line(pair) + "\n" for pair in official_splits[f"simple_{subset}"])
         server.files[f"/simple_split/tasks_{subset}_simple.txt"] = text.encode("ascii")

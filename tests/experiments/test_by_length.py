@@ -412,7 +412,7 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     assert [row[:3] for row in by_length.subset_table(scored)[1:]] == [["test", "hard", "1"], ["gen", "hard", "1"]]
 
 
-def test_a_seed_that_is_trained_again_elsewhere_keeps_its_scores(tmp_path, capsys):
+def test_a_seed_that_is_trained_again_elsewhere_keeps_its_scores(tmp_path):
     """Its translations are where the file was made. Here it has only begun."""
     plan, references = planned(tmp_path, seeds="1"), write_data(tmp_path / "tiny")
     prefix = tmp_path / "results" / "tiny"

@@ -786,7 +786,7 @@ def test_the_best_checkpoint_may_be_older_than_a_subset_of_the_recipe(tmp_path):
     assert (found["checkpoint_step"], found["accuracy"]) == (10, {"valid": 99.0, "gen": 4.0})
 
 
-def test_latest_of_the_best_is_selected(tmp_path):
+def test_latest_of_the_best_is_selected():
     points = [{"step": s, "dev": dev, "gen": gen} for s, dev, gen in ((1, 50, 9), (2, 70, 1), (3, 70, 2), (4, 60, 3))]
     assert chosen(points, "accuracy", "dev", True)["step"] == 3
     assert chosen(points, "accuracy", "dev", False)["step"] == 4

@@ -474,7 +474,7 @@ def test_null_removes_what_the_base_has(tmp_path):
     assert list(read(tmp_path, above, "one", name="above").rows) == ["plain"]
 
 
-def test_a_base_is_no_recipe_but_can_be_extended(tmp_path):
+def test_a_base_is_no_recipe_but_can_be_extended():
     bases = sorted(path.stem for path in recipe.FOLDER.glob("_*.yaml"))
     assert bases and not set(bases) & set(recipe.names())
     assert recipe.find(bases[0]).is_file()

@@ -327,7 +327,7 @@ def test_what_is_wrong_in_the_questions_is_named(old, new, message, asked):
     assert message in str(error.value) and "questions.yaml: " in str(error.value) and "\n" not in str(error.value)
 
 
-def test_wrong_files_are_one_line_and_an_exit_code(folder, tmp_path, capsys):
+def test_wrong_files_are_one_line_and_an_exit_code(tmp_path, capsys):
     (tmp_path / "broken.json").write_text("{")
     for line, message in (
         (["render", str(tmp_path / "broken.json")], "broken.json: not a results file of fairseq_sg.experiments"),

@@ -51,7 +51,7 @@ def test_ctrl_c_ends_the_processes_and_starts_no_other(tmp_path):
     assert isolated(partial(range, 2), START) == ([0, 1], "")
 
 
-def test_ctrl_c_ends_a_process_that_the_main_thread_waits_for(tmp_path, monkeypatch):
+def test_ctrl_c_ends_a_process_that_the_main_thread_waits_for(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 

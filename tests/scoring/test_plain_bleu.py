@@ -75,13 +75,13 @@ def test_text_that_was_tokenized_gives_a_warning_without_none_alone(caplog) -> N
     assert "forgot to detokenize" in caplog.text
 
 
-def test_order_and_text(folder, generated) -> None:
+def test_order_and_text(generated) -> None:
     assert hypotheses_in_order(generated(), REFERENCES) == HYPOTHESES
     targets, hypotheses = read_output(generated())
     assert list(hypotheses) != sorted(hypotheses) and list(targets) == list(hypotheses)
 
 
-def test_output_without_targets(folder, generated) -> None:
+def test_output_without_targets(generated) -> None:
     """As fairseq-interactive prints it."""
     assert hypotheses_in_order(generated(without=tuple(f"T-{i}" for i in range(4))), REFERENCES) == HYPOTHESES
 

@@ -169,7 +169,7 @@ def anonymous_memory() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux only")
-def test_images_stay_in_their_file(tmp_path, monkeypatch):
+def test_images_stay_in_their_file(tmp_path):
     """60 MB of images are read in batches, and none of it stays; over epochs, memory is flat."""
     folder = write_scenes(tmp_path / "out", scenes=3, test_scenes=1)
     size = 3_500
