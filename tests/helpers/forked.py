@@ -29,6 +29,12 @@ FRESH = ("fairseq", "fairseq_cli", "fairseq_sg", "hydra", "omegaconf")
 CONTEXT.set_forkserver_preload(["helpers.preloaded"])
 
 
+def ensure_running() -> None:
+    """Starts the process that all others are forked from: it has one thread, and imports what is preloaded."""
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(TESTS)):
+        forkserver.ensure_running()
+
+
 def start(
     name: str,
     *arguments: object,
@@ -41,9 +47,7 @@ def start(
 
     ``streams`` are the files of standard input, output and error. No file that it writes has more than so many bytes.
     """
-    # The process that all others are forked from has one thread, and imports what is preloaded.
-    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(TESTS)):
-        forkserver.ensure_running()
+    ensure_running()
     env = dict(os.environ if env is None else env)
     limits = (largest_file, resource.RLIM_INFINITY)
     words = [name, *map(str, arguments)]

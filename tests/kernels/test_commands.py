@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import helpers.forked  # noqa: F401  (its processes have imported torch)
 from fairseq_sg.kernels import __main__ as commands
 from fairseq_sg.kernels import keeping, listing, processes
 from fairseq_sg.kernels.cases import TIMED, Make

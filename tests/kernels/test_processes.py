@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from fairseq_sg.kernels import processes
-from fairseq_sg.kernels.processes import START, _run, isolated, preload, threads
+from fairseq_sg.kernels.processes import START, _run, isolated, threads
 
 
 def test_processes_that_end_at_the_same_time_have_their_own_exit_codes():
-    preload()
     with ThreadPoolExecutor(4) as pool:
         ends = list(pool.map(lambda _: isolated(partial(range, 2), START), range(80)))
     assert ends == [([0, 1], "")] * 80
@@ -39,7 +38,6 @@ def reports(folder, number):
 
 def test_ctrl_c_ends_the_processes_and_starts_no_other(tmp_path):
     """Threads that wait for them end, and have no results."""
-    preload()
     with pytest.raises(KeyboardInterrupt), threads(2) as pool:
         calls = [pool.submit(isolated, partial(reports, tmp_path, number), START) for number in range(4)]
         while len(list(tmp_path.iterdir())) < 2:

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-import helpers.forked  # noqa: F401  (its processes have imported torch)
 from fairseq_sg.kernels import verify
 from fairseq_sg.kernels.cases import CASES, Make
 from fairseq_sg.ops.operators import OPERATORS
