@@ -52,7 +52,7 @@ def test_a_wrong_one_is_not(kernel, problem, monkeypatch):
     [
         (broken.crashes, 60.0, "it crashed: SIGSEGV, after 12 cases"),
         (broken.exits, 60.0, "its process ended before the last case, after 12 cases"),
-        (broken.hangs, 10.0, "it took longer than 10 seconds, after 12 cases"),
+        (broken.hangs, 3.0, "it took longer than 3 seconds, after 12 cases"),
         (broken.slightly_off, 60.0, "loss is off by"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
