@@ -24,6 +24,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.experiments import groups, jobs, logs, memory, records
 from fairseq_sg.experiments.quantities import chosen
 from fairseq_sg.experiments.run import Run
+from helpers import forked
 from helpers.experiment_files import (
     STAMP,
     TINY,
@@ -190,8 +191,11 @@ def test_a_signal_to_the_runner_ends_its_trainings(tmp_path):
     """``kill`` and a closed terminal as well as Ctrl-C: no training goes on alone."""
     write_recipe(tmp_path)
     script = f"""
-import sys
+import signal, sys
 from fairseq_sg.experiments import __main__ as command, jobs
+# Tests in a shell's background ignore Ctrl-C, those under nohup SIGHUP, and hand that on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 command.Plan.prepare = lambda self: None
 jobs.executable = lambda words: ["bash", "-c", "echo $$ > {tmp_path}/$$.pid; exec sleep 600"]
 sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs", "2", "--memory-guard", "0",
@@ -199,19 +203,14 @@ sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs
 """
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        runner = subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            # Tests in a shell's background ignore Ctrl-C, those under nohup SIGHUP, and hand that on.
-            preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)],
-        )
+        log = tmp_path / f"{number}.log"
+        runner = forked.start("-c", script, streams=(os.devnull, log, log), env=environment)
         while len(started := list(tmp_path.glob("*.pid"))) < 2 or not all(p.read_text() for p in started):
-            assert runner.poll() is None, runner.stderr.read()
+            assert runner.is_alive(), log.read_text()
             time.sleep(0.05)
-        runner.send_signal(number)
-        assert runner.wait(60) == 130 and "the same command resumes" in runner.stderr.read()
+        os.kill(runner.pid, number)
+        runner.join(60)
+        assert runner.exitcode == 130 and "the same command resumes" in log.read_text()
         for path in started:
             gone = Path(f"/proc/{path.read_text().strip()}")
             while gone.exists():
