@@ -415,12 +415,19 @@ def test_latex(tmp_path):
     assert text.count(r" \\") == 4 and text.count("&") - text.count(r"\&") == 4 * 8
 
 
-@pytest.mark.parametrize("name,letters", [("every", r"\&%$#_{}~^"), ("ours", "±×–φλγδπσβ≤≥<>†")])
-def test_letters_that_latex_reads_otherwise(name, letters):
-    escaped = report.escaped(letters)
-    assert escaped.isascii() and not re.search(r"(?<!\\)[&%#_]", escaped)
-    assert report.escaped("a plain text (1.0)") == "a plain text (1.0)"
-    assert report.escaped("[ours]").startswith("{[}")  # no option of \\midrule
+@pytest.mark.parametrize(
+    "letters,expected",
+    [
+        (r"\&%$#_{}~^", r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}"),
+        ("±×≤≥<>†–", r"$\pm$$\times$$\leq$$\geq$\textless{}\textgreater{}$^\dagger$--"),
+        ("φλγδπσβ", r"$\phi$$\lambda$$\gamma$$\delta$$\pi$$\sigma$$\beta$"),
+        ("[ours]", "{[}ours]"),  # no option of \\midrule
+        ("a plain text (1.0)", "a plain text (1.0)"),
+    ],
+    ids=["signs", "relations", "greek", "bracket", "plain"],
+)
+def test_letters_that_latex_reads_otherwise(letters, expected):
+    assert report.escaped(letters) == expected
 
 
 def test_csv(tmp_path):
