@@ -25,6 +25,19 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def arguments_unread(monkeypatch) -> None:
+    """Without the process of seconds that reads the trainings' arguments, which other tests run."""
+    monkeypatch.setattr(command.arguments, "check", lambda trials: None)
+
+
+@pytest.fixture
+def prepared(monkeypatch, arguments_unread) -> None:
+    """As if the data were there; signals stay those of the tests."""
+    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
+    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
+
+
 def refused(capsys, *line: str) -> str:
     """The one line of a command that ends with 2; it prints nothing else."""
     assert command.main([*map(str, line)]) == 2
@@ -205,7 +218,7 @@ def test_recipes_that_cannot_be_read_are_one_line(here, capsys):
 
 
 @pytest.mark.parametrize("name", ["run", "slurm"])
-def test_a_data_folder_of_another_request_is_refused(name, here, capsys):
+def test_a_data_folder_of_another_request_is_refused(name, here, arguments_unread, capsys):
     """Published numbers never stand beside other data."""
     (here / "data-bin" / "tiny").mkdir(parents=True)
     request = {"dataset": "ctl", "order": "backward"}
@@ -274,16 +287,14 @@ def test_report_of_a_failed_training_is_an_error(here, capsys):
     assert f"{message}/train.log (there is no option --qk-nrom)\n" in capsys.readouterr().err
 
 
-def test_a_full_disk_hides_no_failed_training(here, monkeypatch, capsys):
+def test_a_full_disk_hides_no_failed_training(here, prepared, monkeypatch, capsys):
     (trial, *_) = planned(here, rows="good", seeds="1").trials()
     save(trial.run, failed="training")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "run_all", lambda runs, *_, **__: [{"failed": "training"} for _ in runs])
-    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     monkeypatch.setattr(Results, "write", full)
     line = ["run", "tiny.yaml", "--rows", "good", "--seeds", "1", "--device", "cpu", "--out", "out"]
     assert command.main(line) == 2
@@ -345,11 +356,10 @@ def test_a_place_for_the_script_is_there_before_data_are_made(here, capsys):
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
-def test_slurm_with_a_space_in_names(here, monkeypatch, capsys):
+def test_slurm_with_a_space_in_names(here, arguments_unread, monkeypatch, capsys):
     write_recipe(here, name="my table")
     for name in ("check", "prepare"):
         monkeypatch.setattr(command.Plan, name, lambda self: None)
-    monkeypatch.setattr(command.arguments, "check", lambda trials: None)
     assert command.main(["slurm", "my table.yaml", "s x.sh", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == "4 runs; submit them by: sbatch 's x.sh'\n"
     assert "#SBATCH --job-name='sg-my table'\n" in (here / "s x.sh").read_text()
@@ -461,15 +471,13 @@ def test_compare_takes_two_files_or_two_rows(line, capsys):
         ("cuda", ["0"], "--together 2 --jobs 2", (2, 2)),
     ],
 )
-def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
+def test_parallel_trainings(device, gpus, words, expected, prepared, monkeypatch):
     """A process per core, three per GPU, at most as many trainings as there are runs."""
     seen = []
     monkeypatch.setattr(command, "has_gpu", lambda: bool(gpus))
     monkeypatch.setattr(command, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(command, "processors", lambda: 8)
-    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "publish", lambda *_: None)
-    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
 
     def run_all(runs, jobs, watch, place, together):
         seen.append((len(runs), (jobs, together), place.gpus, isinstance(place, memory.Guard)))
@@ -493,9 +501,7 @@ def test_parallel_trainings(device, gpus, words, expected, here, monkeypatch):
         ),
     ],
 )
-def test_paths_that_cannot_be_written_are_one_line(words, message, here, monkeypatch, capsys):
-    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
-    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
+def test_paths_that_cannot_be_written_are_one_line(words, message, prepared, capsys):
     assert message in refused(capsys, *words, "--device", "cpu")
 
 
@@ -508,13 +514,11 @@ def test_a_record_that_cannot_be_read_is_named(here, capsys):
     )
 
 
-def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):
+def test_a_stopped_run_says_how_to_resume(prepared, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "run_all", interrupted)
-    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     assert command.main(["run", "tiny.yaml", "--device", "cpu"]) == 130
     assert capsys.readouterr().err == "stopped; the same command resumes from the last checkpoints\n"
 
@@ -523,12 +527,10 @@ def test_a_stopped_run_says_how_to_resume(here, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "ended,status", [({"result": {}}, 0), ({"diverged": {}}, 0), ({"failed": "training"}, 1), ({}, 1)]
 )
-def test_a_training_without_a_recorded_end_is_an_error(words, ended, status, here, monkeypatch):
+def test_a_training_without_a_recorded_end_is_an_error(words, ended, status, prepared, monkeypatch):
     """Such as on a full disk, where not even its failure can be recorded."""
-    monkeypatch.setattr(command.Plan, "prepare", lambda self: None)
     monkeypatch.setattr(command, "run_all", lambda runs, *_, **__: [ended for _ in runs])
     monkeypatch.setattr(command, "publish", lambda *_: None)
-    monkeypatch.setattr(command, "interrupt_by_signals", lambda: None)
     assert command.main(["run", "tiny.yaml", "--device", "cpu", *words]) == status
 
 

@@ -196,7 +196,7 @@ from fairseq_sg.experiments import __main__ as command, jobs
 # Tests in a shell's background ignore Ctrl-C, those under nohup SIGHUP, and hand that on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-command.Plan.prepare = lambda self: None
+command.Plan.prepare = command.arguments.check = lambda _: None
 jobs.executable = lambda words: ["bash", "-c", "echo $$ > {tmp_path}/$$.pid; exec sleep 600"]
 sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs", "2", "--memory-guard", "0",
                        "--out", "{tmp_path}/out"]))
