@@ -244,6 +244,16 @@ def test_a_model_whose_outputs_are_nan(folders, tmp_path, evaluated):
         task.inference_step(generator, [model], batch)
 
 
+def test_a_language_model_whose_outputs_are_nan(saved, tmp_path, evaluated):
+    """The number of positions is said, of which a segment has 5."""
+    state, path = torch.load(saved("lm"), weights_only=True), tmp_path / "model.pt"
+    state["model"]["decoder.output_bias"][:] = math.nan
+    torch.save(state, path)
+    numbers, lines = evaluated(path, "--subset", "test")
+    assert numbers["subsets"]["test"]["not_finite"] == 5
+    assert any(line.startswith("test: the loss at 5 positions is NaN or infinite. Has the") for line in lines)
+
+
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     file = tmp_path / "numbers.json"
     file.write_text("before")
