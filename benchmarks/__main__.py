@@ -45,7 +45,7 @@ def sections(suite: str, args: argparse.Namespace) -> Iterator[report.Section]:
     elif suite == "decode":
         yield attention.decoding_section(*on, (16, 64) if args.quick else attention.POSITIONS)
     elif suite == "together":
-        yield together.section_of(together.usual(args.device), 20 if args.quick else 200, *on)
+        yield together.section_of(together.USUAL[args.device], 20 if args.quick else 200, *on)
     else:
         yield preparation.preparation_section("parity" if args.quick else "")
 

@@ -3,10 +3,12 @@
     python -m benchmarks.together                              # 15 SCAN trainings of 300 steps on a GPU, 4 on a CPU
     python -m benchmarks.together --models 6 --steps 100 --graphs 32
     python -m benchmarks.together --processes 15 3 --mps       # also by NVIDIA's service for processes that share a GPU
+    python -m benchmarks.together --stacked                    # also with stacked parameters (benchmarks.stacked)
     python -m benchmarks.together --arguments="--compile default"
 
 Each way trains the same models by ``fairseq-train`` and its own start; steps are those of the models' logs, without
-their first interval. On a GPU, ``graphs`` records steps (``--step-graphs``). Compare ratios.
+their first interval. On a GPU, ``graphs`` records steps (``--step-graphs``). Stacked steps are steps alone, without
+data loading and logs. Compare ratios.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import report
+from benchmarks.stacked import USUAL
 from benchmarks.step import MODELS, prepared
 from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.jobs import environment
@@ -43,14 +46,19 @@ MPS = "nvidia-cuda-mps-control"
 
 
 class Way(NamedTuple):
-    """How trainings share a device: the number of processes, and whether steps are recorded and MPS runs."""
+    """How trainings share a device: the number of processes, and whether steps are recorded, MPS runs, and the
+    models' parameters are stacked.
+    """
 
     processes: int
     graphs: bool = False
     mps: bool = False
+    stacked: bool = False
 
 
-def ways(models: int, device: str, processes: Sequence[int] = (), mps: bool = False) -> dict[str, Way]:
+def ways(
+    models: int, device: str, processes: Sequence[int] = (), mps: bool = False, stacked: bool = False
+) -> dict[str, Way]:
     """Name -> way. The first is what all are compared with.
 
     Args:
@@ -58,18 +66,20 @@ def ways(models: int, device: str, processes: Sequence[int] = (), mps: bool = Fa
         device: ``cpu`` or ``cuda``.
         processes: of the other ways; by default ``models``, a fifth and one.
         mps: recorded steps also with MPS.
+        stacked: also stacked parameters.
     """
     if device == "cpu":
         found = [Way(models), *(Way(number) for number in processes or (1,) if number != models)]
     else:
         recorded = [Way(number, graphs=True) for number in processes or (models, max(1, models // 5), 1)]
         found = [Way(models), *recorded, *(way._replace(mps=True) for way in recorded if mps)]
+    found += [Way(1, graphs=device == "cuda", stacked=True)] * stacked
     return {name_of(way): way for way in found}
 
 
 def name_of(way: Way) -> str:
     number = "one process" if way.processes == 1 else f"{way.processes} processes"
-    return f"{number}{', graphs' * way.graphs}{', MPS' * way.mps}"
+    return f"{number}{', graphs' * way.graphs}{', MPS' * way.mps}{', stacked' * way.stacked}"
 
 
 @contextlib.contextmanager
@@ -87,13 +97,10 @@ def service() -> Iterator[dict[str, str]]:
             subprocess.run([MPS], input=b"quit\n", **started)
 
 
-def usual(device: str) -> int:
-    """The number of trainings at once."""
-    return 15 if device == "cuda" else 4
-
-
 def rate(data: Path, models: int, way: Way, steps: int, device: str, graphs: int, further: str = "") -> float:
     """Steps per second of all models together; ``further`` arguments of fairseq-train."""
+    if way.stacked:
+        return rate_of_stacked(data, models, steps, device, further)
     every = max(1, steps // 5)
     common = ARGUMENTS.format(plugin=shlex.quote(str(report.REPOSITORY / "fairseq_sg")))
     arguments = [str(data), *shlex.split(common), *shlex.split(MODELS["scan"]["arguments"])]
@@ -126,6 +133,17 @@ def rate(data: Path, models: int, way: Way, steps: int, device: str, graphs: int
         )
 
 
+def rate_of_stacked(data: Path, models: int, steps: int, device: str, further: str) -> float:
+    """As ``rate``, of stacked models in a process of their own."""
+    options = {"models": models, "steps": steps, "device": device, "data": data.resolve(), "arguments": further}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "benchmarks.stacked", *words]
+    ran = subprocess.run(command, cwd=report.REPOSITORY, env=environment(), capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(f"stacked models failed: {(ran.stdout + ran.stderr)[-2000:]}")
+    return float(ran.stdout.split()[0])
+
+
 def section(
     chosen: dict[str, Way],
     models: int,
@@ -155,7 +173,7 @@ def section_of(models: int, steps: int, rounds: int, device: str, graphs: int = 
     """``section`` of the usual ways, on data that it prepares."""
     with tempfile.TemporaryDirectory() as folder:
         data = prepared("scan", Path(folder) / "scan")
-        return section(ways(models, device), models, steps, rounds, device, graphs, data)
+        return section(ways(models, device, stacked=device == "cuda"), models, steps, rounds, device, graphs, data)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -171,18 +189,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="of the ways (default: all, a fifth and 1; on a CPU all, 1)",
     )
     parser.add_argument("--mps", action="store_true", help=f"recorded steps also with MPS ({MPS})")
+    parser.add_argument("--stacked", action="store_true", help="also steps of stacked parameters, in one process")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
     report.add_options(parser, rounds=1)
     args = report.parse(parser, argv, "benchmarks.together")
     if args.steps < 10:
         parser.error(f"--steps is {args.steps}: choose at least 10")
-    models = args.models or usual(args.device)
+    models = args.models or USUAL[args.device]
     if args.processes and max(args.processes) > models:
         parser.error(f"--processes {max(args.processes)}: choose at most {models}, the number of trainings")
     if args.mps and (args.device == "cpu" or not shutil.which(MPS)):
         parser.error(f"--mps needs a GPU of NVIDIA and the program {MPS}: leave it out")
-    chosen = ways(models, args.device, args.processes, args.mps)
+    chosen = ways(models, args.device, args.processes, args.mps, args.stacked)
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or prepared("scan", Path(folder) / "scan")
         found = section(chosen, models, args.steps, args.rounds, args.device, args.graphs, data, args.arguments)

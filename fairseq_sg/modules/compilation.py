@@ -33,6 +33,7 @@ from fairseq_sg.errors import UsageError
 from fairseq_sg.modules.attention.context import Context
 from fairseq_sg.modules.losses import Statistic
 from fairseq_sg.ops.dispatch import requested
+from fairseq_sg.ops.transforms import plain
 from fairseq_sg.ops.triton_support import why_not_here
 
 NONE = "none"
@@ -87,7 +88,7 @@ class Compilation:
         """Whether a call runs compiled."""
         if not module.training or context.state is not None or not torch.is_grad_enabled():
             return False
-        if torch.compiler.is_compiling():
+        if plain():
             return False
         return not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 

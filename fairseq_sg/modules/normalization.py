@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.transforms import transformed
 from fairseq_sg.registry import Mechanism, Registry
 
 QK_NORM_REGISTRY = Registry("query/key normalization", "--qk-norm")
@@ -91,7 +92,7 @@ class RMSNormalization(QKNormalization):
 
 def over_l2(x: Tensor, eps: float) -> Tensor:
     """x / (‖x‖₂ + ε), (…, F), in float32 (float64)."""
-    return _OverL2.apply(x, eps)[0]
+    return x / (l2_norm(x) + eps) if transformed() else _OverL2.apply(x, eps)[0]
 
 
 class _OverL2(torch.autograd.Function):

@@ -6,7 +6,8 @@ that name runs it, the others choose themselves. A name in the call wins over th
 has compiled does not read the variable again.
 
 An operator that chooses itself runs what was measured to be fastest on this machine (`fairseq_sg.ops.tuning`). Where
-nothing was measured, and in compiled code, its own rule decides.
+nothing was measured, and in compiled code, its own rule decides. Within a transform of ``torch.func`` it runs one that
+consists of torch's own operations (`Operator.transformed`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.ops.operators import OPERATORS, TRITON, declare
+from fairseq_sg.ops.transforms import transformed
 from fairseq_sg.ops.tuning import tuning_on
 
 AUTO = "auto"
@@ -73,7 +75,9 @@ def choose(
     known = OPERATORS[operator]
     if implementation == AUTO:
         name = requested(operator)
-        if name is None:
+        if name is None and transformed():
+            name = known.transformed
+        elif name is None:
             device, dtype = like.device, like.dtype
             name = known.rule(device.type, dtype, sizes)
             # A compiler sees sizes that are symbols, for which nothing was measured.

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.ops.checks import check_floating, describe, refuse_second_derivative
+from fairseq_sg.ops.transforms import transformed
 
 #: The distance of U from 0 and from 1: a unit in the last place of float32 below 1.
 MARGIN = 2.0**-24
@@ -68,7 +69,11 @@ def masked_weight(weight: Tensor, logits: Tensor, noise: Tensor, *, temperature:
         raise ValueError(f"masked_weight takes tensors of one shape, not {shapes}")
     if not temperature > 0:
         raise ValueError(f"the temperature is {temperature}: it must be above 0")
-    return _MaskedWeight.apply(weight.detach(), logits, noise, temperature)
+    if not transformed():
+        return _MaskedWeight.apply(weight.detach(), logits, noise, temperature)
+    weight, shifted = weight.detach(), logits + noise
+    soft = (shifted / temperature).sigmoid()
+    return weight.masked_fill(shifted <= 0, 0.0) + weight * (soft - soft.detach())
 
 
 class _MaskedWeight(torch.autograd.Function):

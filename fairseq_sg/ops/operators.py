@@ -22,6 +22,7 @@ class Operator:
         sizes: names of the numbers of a call by which it chooses.
         rules: device type -> (a size, the least number, the implementation from there on).
         full_precision: implementations that ``"auto"`` takes for float32 and float64 alone.
+        transformed: what ``"auto"`` runs within a transform of ``torch.func``, in torch's own operations alone.
     """
 
     implementations: dict[str, Callable]
@@ -30,6 +31,7 @@ class Operator:
     sizes: tuple[str, ...] = ()
     rules: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
     full_precision: tuple[str, ...] = ()
+    transformed: str = NAIVE
 
     def candidates(self, device_type: str, dtype: torch.dtype) -> tuple[str, ...]:
         """The implementations that ``"auto"`` may run, the default first."""

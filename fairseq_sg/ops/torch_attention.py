@@ -4,6 +4,8 @@
   another dtype for its own, and has gradients that are NaN at some lengths (pytorch/pytorch #191612, #196678).
 - Few queries and keys leave the tiles of a fused kernel, 64 × 64 in float32, almost empty. In parts (logits, softmax,
   product) the whole training step of SCAN is 1.26 times as fast (docs/speed.md).
+
+Transforms of ``torch.func`` take it in parts on every device: fused kernels have no rules for all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from fairseq_sg.ops.transforms import transformed
 
 WITHOUT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 IN_PARTS = [SDPBackend.MATH]
@@ -79,6 +83,8 @@ def visible_softmax(logits: Tensor, hidden: Tensor | None) -> Tensor:
 
 def kernels(q: Tensor, k: Tensor, masked: bool) -> list[SDPBackend]:
     """The kernels that torch may choose; empty for all."""
+    if transformed():
+        return IN_PARTS
     if not q.is_cuda:
         return []
     if q.dtype == torch.float32 and max(q.size(-2), k.size(-2)) <= FEW:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +47,27 @@ def test_environment_without_a_choice(monkeypatch, value):
 def test_named_wins_over_environment(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "plain")
     assert chosen("fast") == "fast"
+
+
+def test_transforms_of_torch_func(monkeypatch):
+    """Within one, the operator's own choice is what consists of torch's operations; names win there, too."""
+    OPERATORS["operator"] = replace(OPERATORS["operator"], transformed="plain")
+    seen = []
+
+    def function(x):
+        seen.extend([chosen(), chosen("fast")])
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, "fast")
+        seen.append(chosen())
+        monkeypatch.delenv(ENVIRONMENT_VARIABLE)
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(1))
+    assert seen == ["plain", "fast", "fast"] and chosen() == "fast"
+
+
+def test_what_transforms_run_is_an_implementation():
+    known = {name: operator for name, operator in OPERATORS.items() if name != "operator"}
+    assert all(operator.transformed in operator.implementations for operator in known.values())
 
 
 def test_operators_without_an_implementation_of_the_name_choose_themselves(monkeypatch):

@@ -111,6 +111,25 @@ def test_mean_gradient_is_the_closed_form(logit):
     assert abs(logits.grad.mean() - expected) < 5 * logits.grad.std() / math.sqrt(DRAWS)
 
 
+def test_masks_in_transforms_of_torch_func():
+    """Several samples at once: their values and gradients are those of each."""
+    torch.manual_seed(3)
+    weight, logits = torch.randn(2, 7, dtype=torch.float64)
+    noise = logistic_noise([4, 7], generator=generator(4), dtype=torch.float64)
+    factor = torch.randn(7, dtype=torch.float64)
+
+    def loss(logits, noise):
+        return (masked_weight(weight, logits, noise, temperature=0.7) * factor).sum()
+
+    found = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0))(logits, noise)
+    for gradient, value, own in zip(*found, noise, strict=True):
+        leaf = logits.clone().requires_grad_()
+        expected = loss(leaf, own)
+        expected.backward()
+        assert value == expected
+        torch.testing.assert_close(gradient, leaf.grad)
+
+
 def test_wrong_arguments():
     one = torch.ones(3)
     with pytest.raises(ValueError, match=r"one shape, not weight \(3,\), logits \(3,\), noise \(1,\)"):

@@ -6,7 +6,8 @@ torch draws a number for each m_i, which is a sixth of a training step of a smal
 integer of 64 bits decides on four elements: each takes 16 bits, and is dropped where they are below p · 2¹⁶. So p̂ is
 the multiple of 2⁻¹⁶ next to p, |p̂ − p| ≤ 2⁻¹⁷, and m has the exact 1 / (1 − p̂). The integers come from numpy's
 SFC64, which takes half the time of torch's Mersenne twister. torch's generator of the CPU seeds each mask, and
-fairseq keeps its state in checkpoints. On other devices, and in compiled code, dropout is torch's.
+fairseq keeps its state in checkpoints. On other devices, in compiled code, and within transforms of ``torch.func``,
+dropout is torch's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.errors import UsageError
 from fairseq_sg.ops.precision import accumulation_dtype
+from fairseq_sg.ops.transforms import plain
 
 _LEVELS = 1 << 16
 #: Numbers of a mask that are made at a time, so that they stay in the cache until they are done.
@@ -64,7 +66,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
 
 def _is_torchs(x: Tensor, p: float, training: bool) -> bool:
     """Whether there is nothing to drop, or torch does it."""
-    return p == 0 or not training or x.device.type != "cpu" or torch.compiler.is_compiling()
+    return p == 0 or not training or x.device.type != "cpu" or plain()
 
 
 class Drops(nn.Module):

@@ -4,7 +4,7 @@
 
 torch multiplies float32 matrices by MKL, which does not use AVX-512 on CPUs of AMD. oneDNN, which torch has too, does,
 in 0.5 to 0.9 of the time. Results differ by rounding. Everything else is ``torch.nn.functional.linear``: other CPUs and
-devices, other dtypes, autocast, small products, and compiled code.
+devices, other dtypes, autocast, small products, compiled code, and transforms of ``torch.func``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+
+from fairseq_sg.ops.transforms import plain
 
 #: Rows of x from which oneDNN is used: it takes some 20 µs to begin.
 ROWS = 256
@@ -43,7 +45,7 @@ def round_number(rows: int) -> int:
 
 def _is_onednns(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
-        not torch.compiler.is_compiling()
+        not plain()
         and x.device.type == "cpu"
         and x.dim() > 1
         and x.shape[:-1].numel() >= ROWS

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fairseq_sg.ops.transforms import transformed
+
 #: Smallest share of padding for which packing saves more than it costs.
 WORTHWHILE = 0.1
 
@@ -21,9 +23,10 @@ WORTHWHILE = 0.1
 def packing_for_training(padding_mask: Tensor) -> Packing | None:
     """The packing of a batch where it pays, else None; padding_mask (B, N).
 
-    On a GPU there is none: the host would have to wait for the number of real positions.
+    On a GPU there is none: the host would have to wait for the number of real positions. Within a transform of
+    ``torch.func`` there is none either: sentences of a ``vmap`` would differ in it.
     """
-    if padding_mask.device.type != "cpu":
+    if padding_mask.device.type != "cpu" or transformed():
         return None
     packing = Packing(padding_mask)
     real = packing.index.numel()

@@ -18,6 +18,7 @@ from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.modules.cpu.dropout import dropout_mask
 from fairseq_sg.ops.checks import refuse_second_derivative
+from fairseq_sg.ops.transforms import plain
 
 #: float32 numbers in a vector register (AVX-512): torch's softmax of shorter rows takes eight times as long.
 SHORTEST = 16
@@ -27,9 +28,9 @@ def closed_form_is_faster(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, 
     """Whether torch has no fused kernel: on a CPU, in float32 or float64, with dropout or a bias that is trained.
 
     Half precision and autocast stay with torch's operator, which computes in float32 there. Compiled code does too:
-    the closed form would split it in two.
+    the closed form would split it in two. So do transforms of ``torch.func``.
     """
-    if torch.compiler.is_compiling():
+    if plain():
         return False
     trained = dropout_p > 0 or bias is not None and bias.requires_grad
     precise = q.dtype in (torch.float32, torch.float64) and q.dtype == k.dtype == v.dtype

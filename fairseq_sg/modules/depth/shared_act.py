@@ -35,6 +35,7 @@ from fairseq_sg.modules.depth.base import StackOutput, register_depth
 from fairseq_sg.modules.depth.shared import SharedLayer
 from fairseq_sg.modules.losses import collect
 from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
+from fairseq_sg.ops.transforms import transformed
 
 
 @dataclass
@@ -152,7 +153,7 @@ class SharedACT(SharedLayer):
                 hidden_states.append(x)
             # Later steps change nothing that is returned. In decoding, later positions attend to their states.
             returned = context.state is not None or keep_hidden or values or losses
-            if not returned and not halting.running.any():
+            if not returned and not transformed() and not halting.running.any():
                 break
         positions = real.numel() if context.padding_mask is None else context.padding_mask.numel()
         collect(losses, {"ponder": self._ponder(halting.remainder, real, positions)})

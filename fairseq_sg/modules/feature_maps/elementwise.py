@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from fairseq_sg.modules.feature_maps.base import FeatureMap, register_feature_map
 from fairseq_sg.ops.precision import accurate
+from fairseq_sg.ops.transforms import transformed
 
 
 @register_feature_map("elu")
@@ -21,7 +23,7 @@ class EluFeatureMap(FeatureMap):
     paper = "Katharopoulos et al. 2020, eq. 7"
 
     def forward(self, x: Tensor) -> Tensor:
-        return _EluPlusOne.apply(accurate(x))
+        return F.elu(accurate(x)) + 1 if transformed() else _EluPlusOne.apply(accurate(x))
 
 
 class _EluPlusOne(torch.autograd.Function):

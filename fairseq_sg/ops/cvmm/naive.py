@@ -14,8 +14,8 @@ def cvmm_naive(x: Tensor, matrices: Tensor, routing: SortedSelection, from_token
     index = torch.arange(len(rows), device=x.device)
     out = x.new_zeros(len(rows), matrices.shape[2])
     for matrix, begin, end in zip(matrices, routing.offsets - routing.counts, routing.offsets, strict=True):
-        own = index[(begin <= index) & (index < end)]
-        out = out.index_add(0, own, rows[own] @ matrix)
+        own = (begin <= index) & (index < end)
+        out = out + rows.where(own[:, None], 0.0) @ matrix
     if not to_tokens:
         return out
     return out.new_zeros(len(rows) // routing.chosen, out.shape[1]).index_add(0, routing.tokens, out)

@@ -33,6 +33,7 @@ declare(
     {"naive": linear_attention_naive, "chunked": linear_attention_chunked, "triton": _triton},
     default="chunked",
     others={"cuda": ("triton",)},
+    transformed="chunked",
     sizes=("heads", "length", "width"),  # of the causal form: B·H, N, and the larger of F and E
 )
 

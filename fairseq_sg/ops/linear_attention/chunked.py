@@ -29,6 +29,7 @@ from torch.autograd.function import FunctionCtx
 from fairseq_sg.ops.checks import refuse_second_derivative
 from fairseq_sg.ops.linear_attention.full import State, join, linear_attention_full, split, step
 from fairseq_sg.ops.precision import autocast_disabled, to_accumulation_dtype
+from fairseq_sg.ops.transforms import plain, transformed
 
 # Up to this length causal attention takes one chunk even where several would save multiplications: products of very
 # small matrices cost more than their multiplications, and one chunk needs half as many.
@@ -88,8 +89,8 @@ def _through_chunks(
     count = chunk_count(length, q.shape[3], width)
     q, k, v = _cut(q, count), _cut(k, count), _cut(v, count)  # (B H T, C, ·)
     state = None if state is None else join(state).flatten(0, 1)  # (B H, F, E + 1)
-    if torch.compiler.is_compiling():
-        # The compiler differentiates by itself, and knows no products into a part of a buffer.
+    if plain():
+        # torch differentiates it, and knows no products into a part of a buffer there.
         *_, out, _, after = _attend(q, k, v, state, count, return_state, normalize, eps)
     else:
         out, after = _CausalAttention.apply(q, k, v, state, count, return_state, normalize, eps)
@@ -150,10 +151,12 @@ def _attend(
     """The forward pass; autograd can go through it, too."""
     v = torch.cat((v, v.new_ones(*v.shape[:2], 1)), dim=-1)  # (G, C, E + 1)
     before, after = _states(k, v, count, state, return_state)
-    scores = torch.bmm(q, k.transpose(1, 2)).tril_()  # (G, C, C)
+    # vmap has no rules for the second ones.
+    tril, baddbmm = (Tensor.tril, Tensor.baddbmm) if transformed() else (Tensor.tril_, Tensor.baddbmm_)
+    scores = tril(torch.bmm(q, k.transpose(1, 2)))  # (G, C, C)
     out = torch.bmm(scores, v)  # (G, C, E + 1)
     if before is not None:
-        out = out.baddbmm_(q, before)
+        out = baddbmm(out, q, before)
     out, denominator = out.split((out.shape[-1] - 1, 1), dim=-1)  # (G, C, E), (G, C, 1)
     inverse = (denominator + eps).reciprocal() if normalize else None
     out = out * inverse if normalize else out.contiguous()
@@ -223,7 +226,7 @@ def _exclusive_sums(x: Tensor, reverse: bool) -> Tensor:
     count = x.shape[1]
     if count <= FEW_CHUNKS:
         ones = x.new_ones(count, count)
-        return (ones.triu_(1) if reverse else ones.tril_(-1)) @ x
+        return (ones.triu(1) if reverse else ones.tril(-1)) @ x
     if reverse:
         return F.pad(x[:, 1:].flip(1).cumsum(dim=1).flip(1), (0, 0, 0, 1))
     return F.pad(x[:, :-1].cumsum(dim=1), (0, 0, 1, 0))

@@ -41,7 +41,10 @@ class Functions(NamedTuple):
 
 for _name in Functions._fields:
     declare(
-        f"memory_{_name}", {of.__name__.rpartition(".")[2]: getattr(of, _name) for of in (naive, batched)}, "batched"
+        f"memory_{_name}",
+        {of.__name__.rpartition(".")[2]: getattr(of, _name) for of in (naive, batched)},
+        default="batched",
+        transformed="batched",
     )
 
 

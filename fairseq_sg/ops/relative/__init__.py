@@ -46,6 +46,7 @@ _CHOICE = {
     "rules": {"cpu": ("sequences_per_width", MANY_SEQUENCES, "naive")},
     # In half precision the gradient of the looked-up keys would be added up in half precision.
     "full_precision": ("naive",),
+    "transformed": "shift",
 }
 declare(
     "relative_logits",

@@ -11,7 +11,7 @@ from fairseq_sg.ops.precision import accumulation_dtype, autocast_disabled
 from fairseq_sg.ops.spectral.fft import multiply_fft
 from fairseq_sg.ops.spectral.naive import multiply_naive
 
-declare("spectral_multiply", {"naive": multiply_naive, "fft": multiply_fft}, default="fft")
+declare("spectral_multiply", {"naive": multiply_naive, "fft": multiply_fft}, default="fft", transformed="fft")
 
 
 def spectral_multiply(x: Tensor, weight: Tensor, *, implementation: str = AUTO) -> Tensor:
