@@ -68,7 +68,6 @@ def make_parser() -> Command:
         metavar="N",
         help="sentences in a batch, or parallel streams of a text, of which each has a whole segment (default: 64)",
     )
-    model.add_argument("--cpu", action="store_true", help="do not use the GPU")
     add_model(model)
     return parser
 
@@ -77,8 +76,8 @@ def run(args: argparse.Namespace) -> None:
     """Measures, prints the table, and writes the numbers."""
     if args.json:
         check_writable(f"--json {args.json}", args.json, read=[args.checkpoint])
-    device = "cpu" if args.cpu else "auto"
-    loaded = load(args.checkpoint, args.data, args.model_overrides, device, args.user_dir, ("words", "text", "images"))
+    inputs = ("words", "text", "images")
+    loaded = load(args.checkpoint, args.data, args.model_overrides, args.device, args.user_dir, inputs)
     names = choose_subsets(loaded, args.subset)
     subsets = {name: measure(loaded, name, args.batch_size, args.checkpoint) for name in names}
     print(f"{args.checkpoint} ({loaded.arch}) on {loaded.data}", *table(subsets, loaded), sep="\n")

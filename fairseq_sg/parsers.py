@@ -118,3 +118,4 @@ def add_model(group: Any) -> None:
         help="options that differ from training: \"{'encoder_layers': 24}\"",
     )
     group.add_argument("--user-dir", metavar="DIR", help="folder of your own mechanisms, as fairseq's --user-dir")
+    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")

@@ -118,7 +118,6 @@ def make_parser() -> Parser:
             continue
         model = command.add_argument_group("model and data")
         model.add_argument("--data", metavar="DIR", help="the data folder (default: that of its training)")
-        model.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
         add_model(model)
     return parser
 

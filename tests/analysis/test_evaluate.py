@@ -30,7 +30,7 @@ def evaluated(tmp_path, capsys):
 
     def run(*arguments: object):
         file = tmp_path / "new" / "numbers.json"
-        assert main([*map(str, arguments), "--cpu", "--json", str(file)]) == 0, capsys.readouterr().err
+        assert main([*map(str, arguments), "--device", "cpu", "--json", str(file)]) == 0, capsys.readouterr().err
         assert os.listdir(file.parent) == [file.name]
         return json.loads(file.read_text(encoding="utf-8")), capsys.readouterr().out.splitlines()
 
@@ -193,7 +193,7 @@ def test_what_the_user_can_fix_is_one_line(saved, folders, tmp_path, capsys):
         f"an option in {model}",
     }
     for arguments, message in cases.items():
-        assert main([*map(str, arguments), "--cpu"]) == 1
+        assert main([*map(str, arguments), "--device", "cpu"]) == 1
         printed = capsys.readouterr()
         assert printed.err == f"error: {message}\n" and not printed.out
     with pytest.raises(SystemExit):
@@ -205,10 +205,10 @@ def test_the_folder_that_a_checkpoint_was_trained_on_is_gone(tmp_path, capsys):
     gone = analysis_models.pairs_folder(tmp_path / "gone")
     path = analysis_models.checkpoint(tmp_path / "model.pt", gone, "softmax")
     gone.rename(tmp_path / "elsewhere")
-    assert main([str(path), "--cpu"]) == 1
+    assert main([str(path), "--device", "cpu"]) == 1
     message = f"the data folder {gone}, which the checkpoint was trained on, does not exist: give one with --data"
     assert capsys.readouterr().err == f"error: {message}\n"
-    assert main([str(path), "--cpu", "--data", str(tmp_path / "elsewhere")]) == 0
+    assert main([str(path), "--device", "cpu", "--data", str(tmp_path / "elsewhere")]) == 0
 
 
 @pytest.mark.parametrize("mode", ["none", "complete"])
@@ -217,7 +217,7 @@ def test_a_language_model_of_another_task(mode, folders, tmp_path, capsys, monke
     monkeypatch.setitem(analysis_models.MODELS, "lm", without_memory)
     more = "--task", "language_modeling", "--sample-break-mode", mode
     path = analysis_models.checkpoint(tmp_path / "lm.pt", folders["text"], "lm", *more)
-    assert main([str(path), "--cpu"]) == 1
+    assert main([str(path), "--device", "cpu"]) == 1
     command = f"fairseq-eval-lm {folders['text']} --user-dir fairseq_sg --path {path} --gen-subset valid"
     assert capsys.readouterr().err.endswith(f"run {command} --tokens-per-sample 5 --sample-break-mode {mode}\n")
 

@@ -104,7 +104,7 @@ def test_classes_are_those_of_the_numbers(kind, model):
 
 @pytest.mark.parametrize("kind", ["softmax", "encoder"])
 def test_numbers_are_those_of_evaluate_to_the_digit(kind, saved, model, tmp_path):
-    assert evaluate([saved(kind), "--cpu", "--json", str(tmp_path / "numbers.json")]) == 0
+    assert evaluate([saved(kind), "--device", "cpu", "--json", str(tmp_path / "numbers.json")]) == 0
     expected = json.loads((tmp_path / "numbers.json").read_text())["subsets"]
     loaded = model(kind)
     assert {name: loaded.evaluate(name) for name in expected} == expected
@@ -112,7 +112,7 @@ def test_numbers_are_those_of_evaluate_to_the_digit(kind, saved, model, tmp_path
 
 
 def test_numbers_of_a_language_model(saved, model, tmp_path):
-    assert evaluate([saved("lm"), "--cpu", "--json", str(tmp_path / "numbers.json")]) == 0
+    assert evaluate([saved("lm"), "--device", "cpu", "--json", str(tmp_path / "numbers.json")]) == 0
     expected = json.loads((tmp_path / "numbers.json").read_text())["subsets"]
     assert {name: model("lm").evaluate(name) for name in expected} == expected
 

@@ -259,7 +259,7 @@ def test_a_masked_model_is_an_ordinary_checkpoint(found, planted, command, tmp_p
     """fairseq-validate and ``evaluate`` give the accuracies that ``masks`` gives; so does ``masks`` on it."""
     rows = json.loads((found / "first.json").read_text())["evaluation"]["valid"]
     path, data = found / "models" / "first.pt", planted[0].parent / "data"
-    assert evaluate([str(path), "--cpu", "--json", str(tmp_path / "numbers.json")]) == 0
+    assert evaluate([str(path), "--device", "cpu", "--json", str(tmp_path / "numbers.json")]) == 0
     numbers = json.loads((tmp_path / "numbers.json").read_text())["subsets"]["valid"]
     assert numbers["accuracy"] == rows["all"]["mask"] == 60
     assert {name: part["accuracy"] for name, part in numbers["types"].items()} == {"first": 100, "second": 20}
@@ -452,7 +452,9 @@ def test_the_models_folder_is_gone(folders, command, tmp_path):
 
 def test_language_models_have_a_perplexity(saved, command, tmp_path):
     _, facts, printed = command("masks", saved("lm"), "--steps", 3, "--batch-size", 8, "--inverse")
-    assert evaluate([saved("lm"), "--cpu", "--batch-size", "8", "--json", str(tmp_path / "numbers.json")]) == 0
+    assert (
+        evaluate([saved("lm"), "--device", "cpu", "--batch-size", "8", "--json", str(tmp_path / "numbers.json")]) == 0
+    )
     numbers = json.loads((tmp_path / "numbers.json").read_text())["subsets"]
     assert facts["metric"] == "perplexity"
     for name, found in facts["evaluation"].items():

@@ -25,7 +25,7 @@ def test_the_profile_of_a_training_agrees_with_evaluate(tmp_path):
     found = json.loads((tmp_path / "profile.json").read_text())["models"]["tiny"]
     assert list(found) == ["40", "80"]
     for updates, (scores,) in found.items():
-        line = [runs / f"checkpoint{updates}.pt", "--cpu", "--json", tmp_path / "numbers.json"]
+        line = [runs / f"checkpoint{updates}.pt", "--device", "cpu", "--json", tmp_path / "numbers.json"]
         succeed("fairseq_sg.evaluate", *line)
         subsets = json.loads((tmp_path / "numbers.json").read_text())["subsets"]
         assert scores["all"]["overgeneralised"] == subsets["original"]["accuracy"]

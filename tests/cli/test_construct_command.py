@@ -72,12 +72,12 @@ def test_validation_of_a_construction(name, options, bits, folder, tmp_path, cap
 
 def test_a_construction_is_a_checkpoint_like_others(folder, tmp_path):
     assert main(["parity", str(folder / "parity"), "--out", str(tmp_path / "x.pt"), "--layer-norm-eps", "0"]) == 0
-    assert "100.00" in succeed("fairseq_sg.evaluate", tmp_path / "x.pt", "--cpu", "--subset", "gen")
+    assert "100.00" in succeed("fairseq_sg.evaluate", tmp_path / "x.pt", "--device", "cpu", "--subset", "gen")
     options = ["--input", "0 1 1 0 CLS", "--device", "cpu", "--format", "none", "--out", tmp_path / "maps"]
     succeed("fairseq_sg.analysis", "maps", tmp_path / "x.pt", *options)
     # Another order of words is noticed, as for any checkpoint.
     other = with_reversed_words(folder / "parity", tmp_path / "other", "src")
-    refused = run("fairseq_sg.evaluate", tmp_path / "x.pt", "--cpu", "--data", other)
+    refused = run("fairseq_sg.evaluate", tmp_path / "x.pt", "--device", "cpu", "--data", other)
     message = f"the model was trained on {folder / 'parity'}, and the source dictionary of {other} has other words"
     assert refused.code == 1 and f"error: {message}" in refused.err
 

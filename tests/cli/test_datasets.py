@@ -66,7 +66,7 @@ def test_whole_words_of_the_user(tmp_path):
     folder = prepare(tmp_path / "data", "parallel", *files, *options)
     succeed("fairseq-train", *training(folder, tmp_path, "--max-update", 60, "--valid-subset", "test,gen"))
     checkpoint, written = tmp_path / "checkpoint_last.pt", tmp_path / "numbers.json"
-    succeed("fairseq_sg.evaluate", checkpoint, "--cpu", "--json", written)
+    succeed("fairseq_sg.evaluate", checkpoint, "--device", "cpu", "--json", written)
     numbers = json.loads(written.read_text())
     lengths = {name: list(found["lengths"]) for name, found in numbers["subsets"].items()}
     assert lengths == {"test": ["1", "2"], "gen": ["3", "4"]} and "length_unit" not in numbers

@@ -11,7 +11,7 @@ from helpers.commands import evaluation, metrics, run, succeed
 
 def test_it_agrees_with_fairseq_validate_to_the_sample(trained, data, tmp_path):
     checkpoint, numbers = trained("relative").checkpoint, tmp_path / "numbers.json"
-    printed = succeed("fairseq_sg.evaluate", checkpoint, "--cpu", "--json", numbers)
+    printed = succeed("fairseq_sg.evaluate", checkpoint, "--device", "cpu", "--json", numbers)
     more = ["--valid-subset", "valid,gen", "--batch-size", "50", "--log-format", "json", "--num-workers", "0"]
     log = succeed("fairseq-validate", *evaluation(data, checkpoint, *more))
     found = json.loads(numbers.read_text())["subsets"]
@@ -25,7 +25,7 @@ def test_it_agrees_with_fairseq_validate_to_the_sample(trained, data, tmp_path):
     assert 0 < found["valid"]["right"] < 101
     copy = tmp_path / "copy.pt"
     copy.write_bytes(before := checkpoint.read_bytes())
-    refused = run("fairseq_sg.evaluate", copy, "--cpu", "--json", copy)
+    refused = run("fairseq_sg.evaluate", copy, "--device", "cpu", "--json", copy)
     assert refused.code == 1 and f"--json {copy} would overwrite {copy}, which the command reads" in refused.err
     assert copy.read_bytes() == before
     assert [line for line in log.splitlines() if "units: loss " in line and "accuracy, % of sentences" in line]

@@ -19,7 +19,7 @@ def validated(data, checkpoint, *more) -> dict[str, dict[str, float]]:
 
 
 def evaluated(checkpoint, folder, *more) -> dict[str, dict[str, float]]:
-    succeed("fairseq_sg.evaluate", checkpoint, "--cpu", "--json", folder / "numbers.json", *more)
+    succeed("fairseq_sg.evaluate", checkpoint, "--device", "cpu", "--json", folder / "numbers.json", *more)
     return json.loads((folder / "numbers.json").read_text())["subsets"]
 
 

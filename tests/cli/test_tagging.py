@@ -28,7 +28,7 @@ def test_trains_and_validates(kind, words, tmp_path):
     assert {"accuracy_repeats_3", "word_error_repeats_4", "mean_word_error"} <= set(curves["gen"][-1])
     last = tmp_path / "checkpoint_last.pt"
     validated = succeed("fairseq-validate", *evaluation(words, last))
-    succeed("fairseq_sg.evaluate", last, "--cpu", "--json", tmp_path / "found.json")
+    succeed("fairseq_sg.evaluate", last, "--device", "cpu", "--json", tmp_path / "found.json")
     measured = json.loads((tmp_path / "found.json").read_text())["subsets"]
     for subset, curve in curves.items():
         (again,) = metrics(validated, subset)
@@ -50,7 +50,7 @@ def test_blanks_that_are_scored_count_in_every_command(words, tmp_path):
     curve = metrics(succeed("fairseq-train", *training(words, tmp_path, *arguments)), "gen")
     last = tmp_path / "checkpoint_last.pt"
     (validated,) = metrics(succeed("fairseq-validate", *evaluation(words, last)), "gen")
-    succeed("fairseq_sg.evaluate", last, "--cpu", "--json", tmp_path / "found.json")
+    succeed("fairseq_sg.evaluate", last, "--device", "cpu", "--json", tmp_path / "found.json")
     measured = json.loads((tmp_path / "found.json").read_text())["subsets"]["gen"]["nll_loss"]
     assert measured == pytest.approx(validated["nll_loss"], abs=2e-4)
     assert measured == pytest.approx(curve[-1]["nll_loss"], abs=2e-4)
