@@ -3,8 +3,7 @@
 An operator with several implementations has a folder. ``naive.py`` is the published equation, in any floating dtype
 and without regard for cost, and the reference of all tests. Other files are faster ways to the same numbers in plain
 torch, named after what they do: chunks, a shift, a scan, the smaller Gram matrix, blocks of rows. ``triton.py``, where
-there is one, is for GPUs.
-The argument ``implementation`` of the operator chooses; see `fairseq_sg.ops.dispatch`.
+there is one, is for GPUs. The argument ``implementation`` of the operator chooses; see `fairseq_sg.ops.dispatch`.
 
 ``memory`` has the operators of a memory of cells, which have short names of their own: ``memory.write``.
 

@@ -2,10 +2,10 @@
 
 Kernels are in ``triton.py`` of each operator. They take float32, float16 and bfloat16, and compute in float32.
 
-Where a factor of a product is made in a kernel (scores, weights of attention), tiles have 32 rows at
-most. With 64, Triton multiplies on Hopper with asynchronous instructions that read that factor from registers, and
-compilers up to Triton 3.6 and CUDA 13.2 may overwrite registers that are still being read (triton-lang/triton #9433,
-#11781; fla-org/flash-linear-attention #1262). ``cvmm``, whose tiles are larger, does not overlap such products there.
+Where a factor of a product is made in a kernel (scores, weights of attention), tiles have 32 rows at most. With 64,
+Triton multiplies on Hopper with asynchronous instructions that read that factor from registers, and compilers up to
+Triton 3.6 and CUDA 13.2 may overwrite registers that are still being read (triton-lang/triton #9433, #11781;
+fla-org/flash-linear-attention #1262). ``cvmm``, whose tiles are larger, does not overlap such products there.
 """
 
 from __future__ import annotations

@@ -342,4 +342,5 @@ def test_broken_archive(spoil, tmp_path: Path) -> None:
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError) as caught:
         read(path, {"good": 100 * len(TEXT)})
+    assert str(caught.value).startswith(f"{path}: not a complete tar or tar.gz archive (")
     assert caught.value.path == path

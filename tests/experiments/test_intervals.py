@@ -24,7 +24,7 @@ def test_pairs():
     assert interval(a, b, paired=True) == pytest.approx((2 - 4.3027 * 3**-0.5, 2 + 4.3027 * 3**-0.5), abs=1e-3)
     low, high = interval(a, b)
     assert low < -80 and high > 80
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="is longer than"):
         interval([1.0, 2.0], [1.0, 2.0, 3.0], paired=True)
 
 

@@ -213,8 +213,11 @@ sys.exit(command.main(["run", "{tmp_path}/tiny.yaml", "--device", "cpu", "--jobs
         assert runner.exitcode == 130 and "the same command resumes" in log.read_text()
         for path in started:
             gone = Path(f"/proc/{path.read_text().strip()}")
-            while gone.exists():
+            for _ in range(1200):
+                if not gone.exists():
+                    break
                 time.sleep(0.05)
+            assert not gone.exists()
             path.unlink()
 
 

@@ -32,7 +32,7 @@ def test_every_registered_name_is_found_and_no_other(registered, other):
         assert gadgets.find(name) is cls and cls.registered_name == name
     assert dict(gadgets) == classes and list(gadgets) == registered
     if other in classes:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="is already registered, as "):
             gadgets.register(other)(new_class())
         assert gadgets.find(other) is classes[other]
     else:

@@ -6,9 +6,9 @@ With the rows of matrix k from o_{k−1} to o_k,
     dX[o_{k−1} : o_k] = dY[o_{k−1} : o_k] M_kᵀ
     dM_k              = X[o_{k−1} : o_k]ᵀ dY[o_{k−1} : o_k],  0 where there are none
 
-All rows must begin at multiples of 16 bytes; others are padded with zeros. The host reads no counts here. On
-a GPU torch's product reads them, except in bfloat16 on compute capability 9.0 and 10.0. The rows of all entries, K
-times as many as tokens, are not kept for the backward pass, which gathers them again.
+All rows must begin at multiples of 16 bytes; others are padded with zeros. The host reads no counts here. On a GPU
+torch's product reads them, except in bfloat16 on compute capability 9.0 and 10.0. The rows of all entries, K times as
+many as tokens, are not kept for the backward pass, which gathers them again.
 """
 
 from __future__ import annotations
