@@ -94,24 +94,25 @@ def test_models_at_once(name):
         assert_same({n: g[i] for n, g in gradients.items()}, backward(logits.square().sum(), model))
 
 
+def assert_hessian(gradient: Callable[[dict], dict], parameters: dict[str, Tensor]) -> None:
+    """Compares the Hessian times a vector with differences of gradients."""
+    generator = torch.Generator().manual_seed(3)
+    direction = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in parameters.items()}
+    _, found = jvp(gradient, (parameters,), (direction,))
+    step = 1e-8  # so short that no ReLU turns
+    before, after = (gradient({n: p + s * direction[n] for n, p in parameters.items()}) for s in (-step, step))
+    largest = max(float(x.abs().max()) for x in found.values())
+    assert largest > 0
+    for n, product in found.items():
+        torch.testing.assert_close(product, (after[n] - before[n]) / (2 * step), rtol=0, atol=1e-6 * largest)
+
+
 @models
 def test_a_second_derivative(name):
-    """The Hessian times a vector, beside differences of gradients."""
     model, (source, target) = model_of(name), pair()
     parameters, buffers = state_of(model)
     gradient = grad(loss_of(model))
-    generator = torch.Generator().manual_seed(3)
-    direction = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in parameters.items()}
-    _, found = jvp(lambda p: gradient(p, buffers, source, target), (parameters,), (direction,))
-
-    def at(step: float) -> dict[str, Tensor]:
-        return gradient({n: p + step * direction[n] for n, p in parameters.items()}, buffers, source, target)
-
-    step = 1e-8  # so short that no ReLU turns
-    before, after = at(-step), at(step)
-    largest = max(float(x.abs().max()) for x in found.values())
-    for n, product in found.items():
-        torch.testing.assert_close(product, (after[n] - before[n]) / (2 * step), rtol=0, atol=1e-6 * largest)
+    assert_hessian(lambda p: gradient(p, buffers, source, target), parameters)
 
 
 def words() -> tuple[Tensor, ...]:
@@ -130,6 +131,7 @@ def examples() -> tuple[Tensor, ...]:
 
 LM = {"decoder_attention": "relative", "pre_norm": True}
 DNC = dict(memory_cells=4, memory_width=3, read_heads=2, controller_dim=5, embed_dim=4, memory_variant="mds")
+DNC |= {"usage_gradient": True}  # without it, the gradient is not that of the loss, as in the released code
 #: Model, the inputs of three samples, and how many of them have a row for each sample.
 OTHERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], int]] = {
     "sg_encoder": (lambda: build(SGEncoder), words, 1),
@@ -142,7 +144,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_the_gradients_of_each_sample_by_other_models(kind):
+def test_the_gradients_of_each_sample_and_a_second_derivative_of_other_models(kind):
     make, inputs, rows = OTHERS[kind]
     model, given = make().train(), inputs()
     parameters, buffers = state_of(model)
@@ -158,9 +160,10 @@ def test_the_gradients_of_each_sample_by_other_models(kind):
     for i in range(len(given[0])):
         expected = backward(loss(dict(model.named_parameters()), *[x[i] for x in given]), model)
         assert_same({n: g[i] for n, g in gradients.items()}, expected)
+    assert_hessian(lambda p: grad(loss)(p, *[x[0] for x in given]), parameters)
 
 
-def test_sentences_of_an_lstm_are_refused_by_torch():
+def test_an_lstm_is_refused_by_torch():
     """Their lengths are needed on the host, as docs/python.md says."""
     model = build(SGLSTM, embed_dim=4, hidden_dim=6)
     parameters, buffers = state_of(model)
@@ -170,6 +173,8 @@ def test_sentences_of_an_lstm_are_refused_by_torch():
 
     with pytest.raises(RuntimeError, match="vmap"):
         vmap(loss)(*words())
+    with pytest.raises(RuntimeError, match="storage"):
+        grad(lambda p: functional_call(model, (p, buffers), words())[0].sum())(parameters)
 
 
 def test_linear_attention_through_several_chunks():
