@@ -10,6 +10,7 @@ clipping of each model's gradients, and the update. It has no data loading and n
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 import sys
@@ -34,6 +35,8 @@ from fairseq_sg.parsers import Command, positive
 USUAL = {"cpu": 4, "cuda": 15}
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = "--required-seq-len-multiple 8"
+#: Options of fairseq-train that change its step, and that a stacked step would ignore.
+IGNORED = ("--autocast", "--compile", "--update-freq")
 #: Batches that take turns, and how often before the timed steps: for each shape, one runs as it is, one is recorded.
 BATCHES, BEFORE = 4, 2
 
@@ -100,7 +103,8 @@ class StackedStep:
         gradients, losses = of_each(parameters, self._buffers, batch)
         gradients = [g / size for g in gradients.values()]
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])  # (names, K)
-        scale = (self._clip_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # (K,)
+        most = self._clip_norm or math.inf
+        scale = (most / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)  # (K,)
         for p, g in zip(self.parameters.values(), gradients, strict=True):
             p.grad = g * scale.view(-1, *[1] * (g.dim() - 1))
         self._optimizer.step()
@@ -132,6 +136,14 @@ def rate(arguments: Sequence[str], data: Path, models: int, steps: int, device: 
     return models / statistics.median(seconds)
 
 
+def refuse_ignored(parser: Command, arguments: str) -> None:
+    """Ends with an error for ``--arguments`` of which stacked steps would know nothing."""
+    given = [word.partition("=")[0] for word in shlex.split(arguments)]
+    for option in IGNORED:
+        if option in given:
+            parser.error(f"--arguments: stacked steps know nothing of {option}, so leave it out")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Command(prog="python -m benchmarks.stacked", description=__doc__)
     parser.add_argument("--models", type=positive, help="models at once (default: 15 on a GPU, 4 on a CPU)")
@@ -141,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=found, help="(default: %(default)s)")
     args = parser.parse_args(argv)
+    refuse_ignored(parser, args.arguments)
     models = args.models or USUAL[args.device]
     arguments = shlex.split(f"{step.MODELS['scan']['arguments']} {ARGUMENTS} {args.arguments}")
     with tempfile.TemporaryDirectory() as folder:

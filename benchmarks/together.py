@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import report
-from benchmarks.stacked import USUAL
+from benchmarks.stacked import USUAL, refuse_ignored
 from benchmarks.step import MODELS, prepared
 from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.jobs import environment
@@ -201,6 +201,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--processes {max(args.processes)}: choose at most {models}, the number of trainings")
     if args.mps and (args.device == "cpu" or not shutil.which(MPS)):
         parser.error(f"--mps needs a GPU of NVIDIA and the program {MPS}: leave it out")
+    if args.stacked:
+        refuse_ignored(parser, args.arguments)
     chosen = ways(models, args.device, args.processes, args.mps, args.stacked)
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or prepared("scan", Path(folder) / "scan")

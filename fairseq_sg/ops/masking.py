@@ -73,7 +73,7 @@ def masked_weight(weight: Tensor, logits: Tensor, noise: Tensor, *, temperature:
         return _MaskedWeight.apply(weight.detach(), logits, noise, temperature)
     weight, shifted = weight.detach(), logits + noise
     soft = (shifted / temperature).sigmoid()
-    return weight.masked_fill(shifted <= 0, 0.0) + weight * (soft - soft.detach())
+    return weight.masked_fill(shifted <= 0, 0.0) + (weight * (soft - soft.detach())).to(weight.dtype)
 
 
 class _MaskedWeight(torch.autograd.Function):

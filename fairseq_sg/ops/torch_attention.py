@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from fairseq_sg.ops.precision import autocast_disabled, autocast_dtype
 from fairseq_sg.ops.transforms import transformed
 
 WITHOUT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -41,7 +42,12 @@ def masked_attention(
     With ``is_causal`` and no mask, query n sees the keys up to n.
     """
     allowed = kernels(q, k, mask is not None)
-    with sdpa_kernel(allowed) if allowed else nullcontext():
+    if transformed() and (dtype := autocast_dtype(q.device)) is not None:
+        # Autocast would cast the parts one by one, some of them only in the derivative.
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+    without = autocast_disabled(q.device) if transformed() else nullcontext()
+    with without, sdpa_kernel(allowed) if allowed else nullcontext():
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
         )

@@ -252,6 +252,7 @@ class TestTogether:
         "options, message",
         [
             ("--mps", "--mps needs a GPU of NVIDIA and the program nvidia-cuda-mps-control: leave it out"),
+            ("--stacked --arguments=--autocast=bfloat16", "stacked steps know nothing of --autocast, so leave it out"),
             ("--models 3 --processes 4", "--processes 4: choose at most 3, the number of trainings"),
             ("--processes 0 1", "--processes: '0' is not a number from 1 on"),
         ],
@@ -356,6 +357,18 @@ class TestStacked:
             for name, p in model.named_parameters():
                 torch.testing.assert_close(several.parameters[name][number], p.detach(), rtol=1e-3, atol=1e-5)
                 assert (p - start[name][number]).abs().max() > 1e-4, name
+
+    def test_gradients_that_are_not_clipped(self, folder):
+        several = stacked.StackedStep([*self.ARGUMENTS.split(), "--clip-norm", "0"], folder, 2, "cpu")
+        start = {name: p.clone() for name, p in several.parameters.items()}
+        several(several.batches(1)[0])
+        assert all((p != start[name]).any() for name, p in several.parameters.items())
+
+    @pytest.mark.parametrize("option", stacked.IGNORED)
+    def test_what_stacked_steps_would_ignore_is_refused(self, option, capsys):
+        with pytest.raises(SystemExit):
+            stacked.main(["--device", "cpu", "--arguments", f"--lr 1e-3 {option} 2"])
+        assert f"--arguments: stacked steps know nothing of {option}" in capsys.readouterr().err
 
     def test_rate(self, folder, capsys):
         stacked.main(

@@ -182,7 +182,8 @@ def smaller(command: Command) -> list[str]:
         task = command.value("--task") or ""
         done[0] = f"data-bin/{DATA.get(command.value('--arch') or '') or DATA.get(task, TRANSLATION_DATA)}"
         done += ["--num-workers", "0"]
-    return done + (["--device", "cpu"] if command.name == "fairseq_sg.analysis" else ["--cpu"])
+    own = command.name in ("fairseq_sg.analysis", "fairseq_sg.evaluate")
+    return done + (["--device", "cpu"] if own else ["--cpu"])
 
 
 def parse(command: Command) -> None:

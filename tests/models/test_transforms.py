@@ -16,6 +16,7 @@ from fairseq_sg.models.sg_dnc import SGDNC
 from fairseq_sg.models.sg_encoder import SGEncoder
 from fairseq_sg.models.sg_lstm import SGLSTM
 from fairseq_sg.models.sg_transformer_lm import SGTransformerLM
+from fairseq_sg.modules.feature_maps import EluFeatureMap
 from fairseq_sg.ops import linear_attention, orthogonality_loss
 from helpers import fields, prompts, scenes
 from helpers.models import MODELS, MORE, PAD, build, pair, tokens
@@ -175,6 +176,33 @@ def test_an_lstm_is_refused_by_torch():
         vmap(loss)(*words())
     with pytest.raises(RuntimeError, match="storage"):
         grad(lambda p: functional_call(model, (p, buffers), words())[0].sum())(parameters)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("attention")])
+def test_autocast(name):
+    """In training, with products in bfloat16: as far from float32 as without a transform."""
+    model, (source, target) = model_of(name).float(), pair()
+    parameters, buffers = state_of(model)
+    real = target.ne(PAD)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = grad(loss_of(model))(parameters, buffers, source, target)
+        rounded = model(source, None, target)[0][real].square().sum()
+    rounded = backward(rounded, model)
+    expected = backward(model(source, None, target)[0][real].square().sum(), model)
+
+    def distance(gradients: dict[str, Tensor]) -> Tensor:
+        return torch.stack([(gradients[n] - g).square().sum() for n, g in expected.items()]).sum().sqrt()
+
+    assert distance(found) < 2 * distance(rounded)
+
+
+def test_small_features_in_float32():
+    """elu(x) + 1 as its definition stands would be 0 at x = −20."""
+    x = torch.tensor([-20.0, -10.0, -1.0, 0.0, 2.0])
+    features = EluFeatureMap(5)
+    slope = vmap(grad(lambda x: features(x)))(x)
+    torch.testing.assert_close(vmap(features)(x), features(x), rtol=1e-6, atol=0)
+    torch.testing.assert_close(slope, features(x).clamp(max=1), rtol=1e-6, atol=0)
 
 
 def test_linear_attention_through_several_chunks():

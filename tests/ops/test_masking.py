@@ -128,6 +128,8 @@ def test_masks_in_transforms_of_torch_func():
         expected.backward()
         assert value == expected
         torch.testing.assert_close(gradient, leaf.grad)
+    half = torch.func.vmap(lambda n: masked_weight(weight.half(), logits.float(), n.float()))(noise)
+    assert half.dtype == torch.float16
 
 
 def test_wrong_arguments():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -23,7 +22,8 @@ class EluFeatureMap(FeatureMap):
     paper = "Katharopoulos et al. 2020, eq. 7"
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.elu(accurate(x)) + 1 if transformed() else _EluPlusOne.apply(accurate(x))
+        x = accurate(x)
+        return torch.where(x > 0, x + 1, x.clamp(max=0).exp()) if transformed() else _EluPlusOne.apply(x)
 
 
 class _EluPlusOne(torch.autograd.Function):
