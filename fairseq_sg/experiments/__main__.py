@@ -418,7 +418,7 @@ def _compare_rows(args: argparse.Namespace) -> int:
     print(report.as_text(rows))
     print(f"\nThe difference is {names[1]} less {names[0]}.")
     if len(set(map(found.recipe.trained_as, names))) == 1:
-        print("Both rows show the same trainings: intervals are those of the differences of equal seeds.")
+        print("Both rows show the same trainings: numbers and intervals are those of the seeds that both have.")
     return 0
 
 

@@ -130,6 +130,7 @@ def run_all(
 def _state_before(run: Run) -> str:
     """The state of a run before this start: "waiting" where something of it is left."""
     if diverged(run):
+        check_steps(run)
         return "diverged"
     if nothing_left(run):
         return "done"

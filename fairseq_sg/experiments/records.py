@@ -198,7 +198,8 @@ def check_steps(run: Run) -> None:
 
     Otherwise its evaluation would be reported as that of fewer steps.
     """
-    reached = max((point["step"] for point in curve(run)), default=0)
+    steps = [point["step"] for point in curve(run)] + [(diverged(run) or {}).get("step", 0)]
+    reached = max(steps)
     if reached > run.steps:
         raise ValueError(
             f"{run.folder} holds a training at step {reached}, beyond the requested {run.steps}: request more "

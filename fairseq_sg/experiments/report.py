@@ -292,7 +292,7 @@ def legend(recipe: Recipe, lines: Sequence[Line] | None = None, scale: float = 1
         found += [
             known if recipe.seeds_known else "The paper does not say how many seeds it has.",
             "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "
-            "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
+            "printed digit; where none is printed, ours counts. Fail: all finished trainings diverged.",
         ]
     return found
 
@@ -428,7 +428,8 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
     """The common numbers of two results, with their difference: that of ``b`` less that of ``a``.
 
     Brackets are the 95 % confidence interval of the difference of means; medians have none. The last column says
-    whether it excludes 0. Numbers of different steps are given with them. A median and a mean are compared by means.
+    whether it excludes 0. Numbers of different steps, and of trainings of which some diverged, say so. A median and a
+    mean are compared by means.
     """
     rows = [["model", "data", "column", *names, "difference", "interval excludes 0"]]
     if a.recipe.statistic != b.recipe.statistic:
@@ -446,32 +447,55 @@ def compare(a: Results, b: Results, names: tuple[str, str]) -> Table:
 def compare_rows(results: Results, names: tuple[str, str]) -> Table:
     """The numbers of two rows on the same data, with their difference as in ``compare``: the second less the first.
 
-    Rows that show the same trainings have the interval of the differences of equal seeds.
+    Rows that show the same trainings have the numbers of the seeds that both have, and the interval of their
+    differences.
     """
     recipe, found = results.recipe, lines(results)
     rows = [["data", "column", *names, "difference", "interval excludes 0"]]
     one, other = ({line.data: line for line in found if line.row == name} for name in names)
     same = len(set(map(recipe.trained_as, names))) == 1
     for data in [data for data in one if data in other]:
-        for key, cell in one[data].cells.items():
-            if key in other[data].cells:
-                paired = same and cell.seeds == other[data].cells[key].seeds
-                cells = _beside((recipe, one[data], key), (recipe, other[data], key), paired)
-                rows += [[data, key, *cells]] if cells else []
+        for key in [key for key in one[data].cells if key in other[data].cells]:
+            pair = one[data], other[data]
+            pair = _of_equal_seeds(*pair, key) if same else pair
+            cells = _beside(*((recipe, line, key) for line in pair), paired=same)
+            rows += [[data, key, *cells]] if cells else []
     return rows
 
 
+def _of_equal_seeds(one: Line, other: Line, key: str) -> tuple[Line, Line]:
+    """Two lines whose cells of a column have the seeds that are in both."""
+    a, b = (dict(zip(line.cells[key].seeds, line.cells[key].values, strict=True)) for line in (one, other))
+    seeds = [seed for seed in a if seed in b]
+
+    def cut(line: Line, values: dict[int, float]) -> Line:
+        cell = replace(line.cells[key], values=[values[seed] for seed in seeds], seeds=seeds)
+        return replace(line, cells=line.cells | {key: cell})
+
+    return cut(one, a), cut(other, b)
+
+
 def _beside(a: Place, b: Place, paired: bool = False) -> list[str]:
-    """Two numbers of a column, b less a, and whether its interval excludes 0; empty if one has no number."""
+    """Two numbers of a column, b less a, and whether its interval excludes 0; empty if one has no number.
+
+    Where all trainings diverged there is "Fail" in its place.
+    """
     (recipe, line, key), (_, other, _) = a, b
-    if not line.cells[key].values or not other.cells[key].values:
+    if not all(of.cells[key].values or of.failed for of in (line, other)) or (line.failed and other.failed):
         return []
+    numbers = [cell_text(recipe, of, key) + _survivors(of) for of in (line, other)]
+    if line.failed or other.failed:
+        return [*numbers, "–", "–"]
     text, around = difference(b, a, paired)
     clear = "–" if around is None else "no" if around[0] <= 0 <= around[1] else "yes"
-    numbers = [cell_text(recipe, of, key) for of in (line, other)]
     if line.steps != other.steps:
         numbers = [f"{n} ({of.steps:,} steps)" for n, of in zip(numbers, (line, other), strict=True)]
     return [*numbers, text, clear]
+
+
+def _survivors(line: Line) -> str:
+    """Of which trainings a number is, where others diverged."""
+    return f" ({seeds_text(line)})" if line.diverged and line.done else ""
 
 
 def measured_otherwise(a: Results, b: Results) -> list[str]:

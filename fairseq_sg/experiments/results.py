@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,6 +155,9 @@ def _check_records(recipe: Recipe, records: Any) -> None:
         row, data = record["row"], record["data"]
         if row not in recipe.rows or data not in recipe.data:
             raise ValueError(f"a record of the row {row!r} on {data!r}, which the recipe does not have")
+    for key, number in Counter(map(_key, records)).items():
+        if number > 1:
+            raise ValueError(f"{number} records of row, data, seed {key}")
 
 
 def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
@@ -165,8 +169,9 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
     records = []
     for trial in trials:
         run, record = trial.run, saved(trial.run)
-        if not result_of(run) and not diverged(run):
+        if not result_of(run):
             check_steps(run)
+        if not result_of(run) and not diverged(run):
             record.pop("result", None)
             partial = partial_result(run) if record else None
             record |= {"minutes": minutes(run), "result": partial, "partial": True} if partial else {}

@@ -439,6 +439,9 @@ def test_compare_two_rows_of_one_file(here, capsys):
     for text in ("good", "good,good", "good,bad,good", ""):
         message = f"--rows is {text!r}: give two rows, separated by a comma"
         assert refused(capsys, "compare", "a.json", "--rows", text) == message
+    assert command.main(["compare", "a.json", "--rows", "good,bad"]) == 0
+    assert "tiny  OOD     0.22 ± 0.03  Fail  –           –" in capsys.readouterr().out.splitlines()
+    Results(tiny(here), 1.0, [record("good", 1, gen=10.0), record("bad", 1)]).write(here / "a.json")
     message = "a.json has no column with numbers of both good and bad on the same data"
     assert refused(capsys, "compare", "a.json", "--rows", "good,bad") == message
     made = [record(row, seed, gen=gen) for row, seed, gen in (("good", 1, 10.0), ("bad", 1, 14.0), ("bad", 2, 18.0))]

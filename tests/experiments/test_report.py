@@ -317,7 +317,7 @@ def test_legend(tmp_path):
         "Numbers are mean ± sample standard deviation over the seeds that did not diverge.",
         "The paper has 2 seeds.",
         "Verdict: within one published standard deviation, above or below. It is at least half a unit of the last "
-        "printed digit; where none is printed, ours counts. Fail: all trainings diverged.",
+        "printed digit; where none is printed, ours counts. Fail: all finished trainings diverged.",
     ]
     assert report.legend(tiny(tmp_path), scale=0.5)[2].endswith(" up to step 10.")
     unknown = report.legend(tiny(tmp_path, TINY.replace("seeds: 2", "seeds: 2\nseeds_known: false")))
@@ -504,6 +504,21 @@ def test_a_difference_whose_interval_excludes_zero(recipe):
     assert row[3:] == ["41.0 ± 1.4", "14.0 ± 2.0", "−27.0 [−32.0, −22.0]", "yes"]
 
 
+def test_trainings_that_diverged_are_named(recipe):
+    """The mean of the others alone would make a model look better."""
+    one, other = (of_seeds(recipe, good=[10.0, 12.0, 11.0]) for _ in range(2))
+    for record_ in other.records[:2]:
+        del record_["result"]
+        record_["diverged"] = {"step": 3}
+    (row,) = report.compare(one, other, ("one", "other"))[1:]
+    assert row[3:] == ["11.0 ± 1.0", "11.0 (1 of 3, 2 Fail)", "+0.0", "–"]
+    del other.records[2]["result"]
+    other.records[2]["diverged"] = {"step": 3}
+    (row,) = report.compare(one, other, ("one", "other"))[1:]
+    assert row[3:] == ["11.0 ± 1.0", "Fail", "–", "–"]
+    assert report.compare(other, other, ("one", "other"))[1:] == []
+
+
 def test_numbers_of_other_steps_are_compared_with_their_steps(recipe):
     longer = of_seeds(recipe, good=[14.0])
     longer.records[0]["result"] |= {"steps": 5000, "curve": points((5000, 5, 90, 14))}
@@ -611,7 +626,7 @@ def test_two_rows(recipe):
 
 
 def test_two_rows_of_the_same_trainings_have_the_interval_of_equal_seeds(recipe):
-    """Differences of 1 and 3; a seed that one of the rows lacks ends the pairs."""
+    """Differences of 1 and 3; a seed that one of the rows lacks counts in neither."""
     rows = recipe.rows | {"deep": replace(recipe.rows["bad"], arguments=None, evaluates="good", model_overrides="{}")}
     found = of_seeds(replace(recipe, rows=rows), good=[10.0, 50.0])
     for record_, deep in zip(found.records, (11.0, 53.0), strict=True):
@@ -620,7 +635,9 @@ def test_two_rows_of_the_same_trainings_have_the_interval_of_equal_seeds(recipe)
     assert row[4:] == ["+2.0 [−10.7, +14.7]", "no"]
     del found.records[0]["result"]["more"]
     (row,) = report.compare_rows(found, ("good", "deep"))[1:]
-    assert row[3:] == ["53.0 (1 seed)", "+23.0", "–"]
+    assert row[2:] == ["50.0 (1 seed)", "53.0 (1 seed)", "+3.0", "–"]
+    del found.records[1]["result"]["more"]
+    assert report.compare_rows(found, ("good", "deep"))[1:] == []
 
 
 def test_only_common_numbers_are_compared(recipe, tmp_path):

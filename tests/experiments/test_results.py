@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_sg.errors import UsageError
-from fairseq_sg.experiments import records, report, results, schema
+from fairseq_sg.experiments import jobs, records, report, results, schema
 from fairseq_sg.experiments.recipe import read as read_recipe
 from fairseq_sg.experiments.results import Results, collect, merged
 from helpers.experiment_files import (
@@ -316,6 +316,7 @@ def put(value, *keys):
         (put(3, "note"), "note is 3"),
         (put({"tiny": [1]}, "bleu"), "bleu.tiny is [1]"),
         (put({"tiny": {}}, "bleu"), "bleu.tiny has no 'baseline'"),
+        (lambda content: content["records"].append(content["records"][0]), "2 records of row, data, seed ('good', "),
         (put(math.nan, "steps_scale"), "steps_scale is nan"),
         (put(0, "steps_scale"), "steps_scale is 0.0"),
     ],
@@ -439,6 +440,17 @@ def test_a_collapse_replaces_what_was_reported_before_it_was_found(tmp_path):
     save(trial.run, diverged={"step": 10, "why": "the accuracy fell"})
     found = merged(before, collect(plan, [trial]), tmp_path / "x.json")
     assert found.done == 1 and [line.failed for line in report.lines(found)][0]
+
+
+def test_a_divergence_beyond_the_requested_steps_is_refused(tmp_path):
+    """A training of fewer steps would not have met it."""
+    plan = planned(tmp_path, rows="good", seeds="1,")
+    (trial,) = plan.trials()
+    save(trial.run, diverged={"step": trial.run.steps + 1, "why": "the loss is nan"})
+    match = f"holds a training at step {trial.run.steps + 1}, beyond the requested {trial.run.steps}"
+    for use in (lambda: collect(plan, [trial]), lambda: jobs.run_all([trial.run], 1, lambda *_: None)):
+        with pytest.raises(ValueError, match=match):
+            use()
 
 
 @pytest.mark.parametrize("how", [{}, {"failed": "evaluation"}], ids=["killed", "failed"])
