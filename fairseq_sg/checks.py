@@ -88,10 +88,14 @@ def check(cfg, command: str) -> None:
         _check_what_ends_early(cfg)
         _check_validation(cfg)
         _check_without_effect(cfg)
-        try:
-            os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
+
+
+def make_save_dir(cfg) -> None:
+    """Makes the folder of a training's checkpoints. Raises UsageError where it cannot be made."""
+    try:
+        os.makedirs(cfg.checkpoint.save_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--save-dir {cfg.checkpoint.save_dir} cannot be made: {error.strerror}") from error
 
 
 #: fairseq's schedules of the learning rate that take one rate, and no list with one for each epoch.

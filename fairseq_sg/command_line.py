@@ -277,12 +277,20 @@ def _registries() -> dict[str, Mapping[str, type]]:
 
 def _call_main(call, cfg, main, **kwargs):
     """fairseq's ``call_main``, through which its commands begin."""
+    # By ``python -m``, or by its path, the module is ``__main__``; its file has its own name.
+    command = Path(main.__globals__["__file__"]).stem
+    check(cfg, command)
+    if command == "train":
+        checks.make_save_dir(cfg)
+    return call(cfg, main, **kwargs)
+
+
+def check(cfg, command: str) -> None:
+    """Raises UsageError as ``checks.check``, for a configuration that was read from a command line."""
     import torch
 
     workers = cfg.distributed_training
     default = workers.distributed_world_size == torch.cuda.device_count() and not workers.distributed_init_method
     if cfg.common.cpu and default:  # fairseq counts GPUs, whatever --cpu says
         workers.distributed_world_size = 1
-    # By ``python -m``, or by its path, the module is ``__main__``; its file has its own name.
-    checks.check(cfg, Path(main.__globals__["__file__"]).stem)
-    return call(cfg, main, **kwargs)
+    checks.check(cfg, command)

@@ -72,6 +72,7 @@ def _add_defaults(add_defaults, cfg) -> None:
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'the configuration'}: {str(error.msg).splitlines()[0]}") from error
     checks.check(cfg, "train")
+    checks.make_save_dir(cfg)
 
 
 def in_sweep() -> bool:

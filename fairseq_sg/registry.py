@@ -76,7 +76,8 @@ class Registry(dict[str, type]):
             known = self.get(name, cls)
             if known is not cls:
                 raise ValueError(
-                    f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}"
+                    f"{self.kind} {name!r} is already registered, as {known.__module__}.{known.__qualname__}: choose "
+                    "another name"
                 )
             if not issubclass(cls, Mechanism):
                 raise ValueError(

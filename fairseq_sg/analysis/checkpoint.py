@@ -317,7 +317,7 @@ def _built(checkpoint: str, state: dict[str, Any], user_dir: str | None) -> tupl
         raise UsageError(f"--model-overrides has an invalid value: {error}") from error
     except UnknownName as error:
         own = state["cfg"].common.user_dir
-        if user_dir is not None or own is None:
+        if own is None or user_dir and os.path.abspath(user_dir) == os.path.abspath(own):
             raise
         raise UsageError(f"{error}; {checkpoint} was trained with --user-dir {own}, so give that") from error
 

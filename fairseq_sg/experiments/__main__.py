@@ -285,6 +285,8 @@ def publish(plan: Plan, trials: Sequence[Trial], prefix: Path) -> None:
     print(report.as_text(report.table(plan.recipe, lines)))
     legend = report.legend(plan.recipe, lines, found.steps_scale)
     print("\n" + "\n".join(legend).replace("`", ""))
+    for sentence in report.mixed_code(found):
+        print(f"warning: {sentence}")
     if found.bleu:
         print("\n" + by_length.as_tables(found.bleu))
     print(f"\nresults: {', '.join([str(_file(prefix)), *(path.name.removeprefix(prefix.name) for path in written)])}")

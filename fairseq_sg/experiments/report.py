@@ -362,8 +362,23 @@ def provenance(results: Results) -> list[str]:
         f"Command: `{results.command}`.",
         *([f"It makes {results.made} trainings; {results.done} of them are here."] if more else []),
         f"Commit{'s' * (len(commits) > 1)}: {', '.join(commits)}. Machine: {machine}.",
+        *mixed_code(results),
         *([results.note] if results.note else []),
     ]
+
+
+def mixed_code(results: Results) -> list[str]:
+    """The rows whose trainings had different files of the recipe's own ``user_dir``, a sentence each."""
+    found = []
+    for row, data in dict.fromkeys((record["row"], record["data"]) for record in results.records):
+        seeds: dict[str, list[str]] = {}
+        for record in filter(counts, results.of(row, data)):
+            for code in dict.fromkeys(start["commit"].partition(" with ")[2] for start in record.get("starts", [])):
+                seeds.setdefault(code, []).append(str(record["seed"]))
+        if len(seeds) > 1:
+            parts = [f"{code} in seed{'s' * (len(of) > 1)} {', '.join(of)}" for code, of in seeds.items()]
+            found.append(f"{results.recipe.rows[row].label} on {data} had different code: {'; '.join(parts)}.")
+    return found
 
 
 def as_text(rows: Table) -> str:

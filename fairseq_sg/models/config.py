@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
+from fairseq.registry import REGISTRIES
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf, open_dict
 
@@ -84,6 +86,20 @@ def options_by_mechanism(registries: Iterable[Registry]) -> Iterator[tuple[str, 
                 yield f"{name} {registry.kind}", cls.options
 
 
+#: The groups of options of fairseq that a training does not have.
+OF_GENERATION = ("common_eval", "generation", "eval_lm", "interactive")
+
+
+def options_of_fairseq() -> set[str]:
+    """The options of fairseq's trainings, optimizers and schedules. An option of a model would have their values."""
+    groups = vars(FairseqConfig()).items()  # classes, and instances in other versions
+    declared = [group for name, group in groups if name not in OF_GENERATION]
+    for kind in ("optimizer", "lr_scheduler"):
+        declared += REGISTRIES.get(kind, {}).get("dataclass_registry", {}).values()
+    found = {f.name for one in declared if dataclasses.is_dataclass(one) for f in dataclasses.fields(one)}
+    return found | {"arch", "task", *REGISTRIES}
+
+
 def join_options(own: type, registries: Iterable[Registry], architectures: Mapping[str, Mapping[str, Any]]) -> type:
     """A FairseqDataclass with the fields of ``own`` and of all mechanisms.
 
@@ -91,8 +107,10 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
     architecture cannot tell a default from a value that the user gave.
 
     Raises:
-        TypeError: two mechanisms declare an option of the same name with different types or defaults.
+        TypeError: two mechanisms declare an option of the same name with different types or defaults, or one declares
+            an option of fairseq.
     """
+    taken = options_of_fairseq()
     joined: dict[str, tuple[str, Any, dataclasses.Field]] = {}
     hints = typing.get_type_hints(own)
     for f in dataclasses.fields(own):
@@ -100,9 +118,13 @@ def join_options(own: type, registries: Iterable[Registry], architectures: Mappi
     for mechanism, options in options_by_mechanism(registries):
         hints = typing.get_type_hints(options)
         for f in dataclasses.fields(options):
+            if f.name in taken:
+                raise TypeError(f"option {f.name!r} of {mechanism} is an option of fairseq: choose another name")
             owner, kind, known = joined.setdefault(f.name, (mechanism, hints[f.name], f))
             if (kind, known.default) != (hints[f.name], f.default):
-                raise TypeError(f"option {f.name!r} of {mechanism} differs from the one of {owner}")
+                raise TypeError(
+                    f"option {f.name!r} of {mechanism} differs from the one of {owner}: choose another name"
+                )
     preset = {name for values in architectures.values() for name in values}
     declared = {name: f.default for name, (_, _, f) in joined.items()}
     fields = []
@@ -129,12 +151,15 @@ class Configuration:
     def __init__(self, own: type, registries: Sequence[Registry], architectures: Mapping[str, Mapping[str, Any]]):
         self.own, self.registries, self.architectures = own, registries, architectures
         self.dataclass = join_options(own, registries, architectures)
+        self.resolve: Callable[[Any], Any] = self.read
 
-    def register(self, name: str) -> Callable[[type], type]:
+    def register(self, name: str, resolve: Callable[[Any], Any] | None = None) -> Callable[[type], type]:
         """A decorator that registers a model and its architectures with fairseq.
 
-        What fairseq knows of its options is updated at every later registration of a mechanism.
+        What fairseq knows of its options is updated at every later registration of a mechanism. ``resolve`` checks the
+        model's options, and fills them in.
         """
+        self.resolve = resolve or self.read
 
         def register(model: type) -> type:
             register_model(name, dataclass=self.dataclass)(model)

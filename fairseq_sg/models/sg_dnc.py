@@ -109,7 +109,7 @@ def resolve(cfg):
     return config
 
 
-@configuration.register("sg_dnc")
+@configuration.register("sg_dnc", resolve)
 class SGDNC(BaseFairseqModel):
     """Embedding and DNC.
 

@@ -91,7 +91,7 @@ def image_encoder(config, task) -> ImageQuestionEncoder:
 ENCODERS: Mapping[str, Callable[..., StackedEncoder]] = {"tokens": token_encoder, "image_question": image_encoder}
 
 
-@configuration.register("sg_encoder")
+@configuration.register("sg_encoder", resolve)
 class SGEncoder(FairseqEncoderModel):
     """An encoder, a readout, a linear classifier.
 

@@ -138,7 +138,7 @@ def check_without_layers(config, cfg) -> None:
         raise UsageError("--coordinates heads needs attention, and --encoder-layers is 0: choose input or none")
 
 
-@configuration.register("sg_operator")
+@configuration.register("sg_operator", resolve)
 class SGOperator(BaseFairseqModel):
     """See the module's docstring.
 

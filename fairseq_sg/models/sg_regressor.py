@@ -59,7 +59,7 @@ def interleave(x: Tensor, y: Tensor) -> Tensor:
     return z
 
 
-@configuration.register("sg_regressor")
+@configuration.register("sg_regressor", resolve)
 class SGRegressor(BaseFairseqModel):
     """See the module's docstring.
 

@@ -38,7 +38,7 @@ def resolve(cfg):
     return check_and_fill(configuration.read(cfg))
 
 
-@configuration.register("sg_transformer")
+@configuration.register("sg_transformer", resolve)
 class SGTransformer(FairseqEncoderDecoderModel):
     """Encoder and decoder, trained and used through fairseq's commands."""
 

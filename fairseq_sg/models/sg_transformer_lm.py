@@ -103,7 +103,7 @@ class SGLanguageDecoder(SGTransformerDecoder):
         return super().output_layer(self.output_dropout(features))
 
 
-@configuration.register("sg_transformer_lm")
+@configuration.register("sg_transformer_lm", resolve)
 class SGTransformerLM(FairseqLanguageModel):
     """See the module's docstring; for this project's task and for fairseq's ``language_modeling``.
 

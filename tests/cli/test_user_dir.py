@@ -57,9 +57,13 @@ def test_attention_of_a_users_own_directory(data, mine, tmp_path):
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     printed = run("-c", program, checkpoint, cwd=tmp_path, **environment)
     assert printed.out.splitlines()[-1] == "MeanAttention 2.0", printed.err
-    missing = run("fairseq_sg.evaluate", checkpoint, **environment)
-    assert missing.code == 1 and missing.err.startswith("error: unknown attention 'mean'"), missing.err
-    assert missing.err.endswith(f"{checkpoint} was trained with --user-dir {mine}, so give that\n")
+    other = tmp_path / "other_attentions"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    for given in ([], ["--user-dir", other]):
+        missing = run("fairseq_sg.evaluate", checkpoint, *given, **environment)
+        assert missing.code == 1 and missing.err.startswith("error: unknown attention 'mean'"), missing.err
+        assert missing.err.endswith(f"{checkpoint} was trained with --user-dir {mine}, so give that\n")
     assert "subset" in check(run("fairseq_sg.evaluate", checkpoint, "--user-dir", mine, **environment))
     shown = check(run("fairseq_sg.options", "mean", "--user-dir", mine, **environment))
     assert shown.startswith("attention mean, chosen by --encoder-attention, ") and "  --mean-scale\n" in shown

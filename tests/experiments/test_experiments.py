@@ -150,6 +150,23 @@ def test_a_row_that_cannot_be_trained_is_refused_before_any_training(here, capsy
     assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
 
 
+@pytest.mark.parametrize(
+    "wrong,why",
+    [
+        ("--encoder-attention linear --linear-attention-eps -1", "--linear-attention-eps is -1.0: choose"),
+        ("--encoder-attention linear --qk-norm l3", "unknown query/key normalization 'l3'"),
+        ("--encoder-attention linear --encoder-attention-window 4", "--encoder-attention-window"),
+        ("--lr-scheduler tri_stage --phase-ratio (0.1,0.2,0.3)", "--phase-ratio is "),
+    ],
+)
+def test_values_and_mechanisms_that_do_not_fit_are_refused_before_any_training(wrong, why, here, capsys):
+    text = TINY.replace("--arch sg_lstm_ctl --hidden-dim 32", "--arch sg_encoder")
+    write_recipe(here, text.replace("--lr 1e38", f"--lr 1e-3 {wrong}"))
+    message = refused(capsys, "run", "tiny.yaml", "--device", "cpu")
+    assert message.startswith("the row 'bad' cannot be trained: ") and why in message, message
+    assert [path.name for path in here.iterdir()] == ["tiny.yaml"]
+
+
 def test_without_a_gpu_nothing_is_trained_as_on_one(here, capsys, monkeypatch):
     monkeypatch.setattr(command, "has_gpu", lambda: False)
     message = refused(capsys, "run", "tiny.yaml", "--device", "cuda")

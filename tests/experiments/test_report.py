@@ -611,6 +611,15 @@ def test_columns_are_compared_where_they_are_measured_alike(change, recipe):
     assert report.unlike(one, other) == ([] if alike else ["left out, as they are measured otherwise: OOD"])
 
 
+def test_seeds_with_different_code_of_the_users_own_mechanisms(recipe):
+    found = of_seeds(recipe, good=[10.0, 12.0, 14.0], bad=[10.0])
+    for record_, code in zip(found.records, ("my_mech 096cec", "my_mech 096cec", "my_mech 8aa3db", "my_mech 096cec")):
+        record_["starts"] = [{"step": 0, "commit": f"{'3' * 12} with {code}", "machine": {}}]
+    sentence = "An LSTM_1 on tiny had different code: my_mech 096cec in seeds 1, 2; my_mech 8aa3db in seed 3."
+    assert report.mixed_code(found) == [sentence] and sentence in report.provenance(found)
+    assert report.mixed_code(replace(found, records=found.records[:2])) == []
+
+
 # Two rows of one file.
 
 

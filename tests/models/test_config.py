@@ -108,7 +108,11 @@ class OwnsDropout:
     [
         (OtherDefault, "option 'bias' of crank gadget differs from the one of lever gadget"),
         (OtherType, "option 'bias' of crank gadget differs from the one of lever gadget"),
-        (OwnsDropout, "option 'dropout' of crank gadget differs from the one of Own"),
+        (OwnsDropout, "option 'dropout' of crank gadget differs from the one of Own: choose another name"),
+        *(
+            (dataclasses.make_dataclass("Taken", [(name, int, option(7))]), f"option '{name}' of crank gadget is an ")
+            for name in ("seed", "max_update", "weight_decay", "warmup_updates", "optimizer", "arch")
+        ),
     ],
 )
 def test_conflicting_options_are_refused(other, message):
