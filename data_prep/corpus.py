@@ -19,7 +19,8 @@ FAIRSEQ_LONGEST = 1_024  # maximum tokens with the begin and end symbols, unless
 UPDATES = 10_000  # of the recommended training
 EVALUATIONS = 20  # per training
 NEVER = 1_000_000  # epochs
-MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per evaluation batch
+BATCH = 64  # examples of an update
+MOST_EXAMPLES, MOST_WORDS = 1 << 10, 1 << 16  # per batch on the device
 
 
 #: Side -> the number of bits of a word (``width``), and for every marker the flags that it sets (``markers``).
@@ -258,14 +259,15 @@ class Corpus(Material):
         validates = bool(names) and names[0] in ("valid", "dev")
         validation = "--disable-validation"
         if validates:
-            validation = (
-                f"--valid-subset {','.join(names)} --batch-size-valid {batch_to_evaluate(max(longest.values()))}"
-            )
+            validation = f"--valid-subset {','.join(names)} --batch-size-valid {batch_that_fits(max(longest.values()))}"
             if not self.subsets["train"].plain:
                 validation += " --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
         for side, length in longest.items():
             if length > FAIRSEQ_LONGEST:
                 validation += f" --max-{side}-positions {length}"
+        trained = max(self._measured["train"][f"longest_{side}"] + symbols[side] for side in Pair._fields)
+        fits = min(BATCH, batch_that_fits(trained))
+        batch = f"--batch-size {fits}" + (f" --update-freq {BATCH // fits}" if fits < BATCH else "")
         forms = {"": f"--task sg_translation --arch {dataset.arch} --criterion cross_entropy_orthogonality"}
         if self.no_label is not None:
             forms = {"": f"--task sg_tagging --arch {dataset.arch} --criterion tagging"}
@@ -273,7 +275,7 @@ class Corpus(Material):
             forms["_classifier"] = f"--task sg_classification --arch {dataset.classifier} --criterion classification"
         return [
             f"fairseq-train {shell_word(out)} --user-dir fairseq_sg {form} {validation} --optimizer torch_adam "
-            f"--lr 1e-3 --clip-norm 5 --batch-size 64 --required-batch-size-multiple 1 --max-update {UPDATES} "
+            f"--lr 1e-3 --clip-norm 5 {batch} --required-batch-size-multiple 1 --max-update {UPDATES} "
             f"{saving(out, UPDATES, validates, suffix)}"
             for suffix, form in forms.items()
         ]
@@ -315,7 +317,7 @@ def saving(out: Path, updates: int, validates: bool, suffix: str = "") -> str:
     return f"{intervals} --keep-interval-updates 1 --no-epoch-checkpoints --save-dir {shlex.quote(str(folder))}"
 
 
-def batch_to_evaluate(longest: int) -> int:
-    """The number of examples of at most ``longest`` words per evaluation batch: a power of two that fits in memory."""
+def batch_that_fits(longest: int) -> int:
+    """The number of examples of at most ``longest`` words in a batch: a power of two that fits in memory."""
     most = max(1, min(MOST_EXAMPLES, MOST_WORDS // longest))
     return 1 << (most.bit_length() - 1)

@@ -128,6 +128,23 @@ def test_batches_of_long_examples_are_evaluated_in_smaller_numbers(words: int, s
     assert f" --batch-size-valid {size} " in command
 
 
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (1_000, "--batch-size 64"),
+        (1_100, "--batch-size 32 --update-freq 2"),
+        (70_000, "--batch-size 1 --update-freq 64"),
+    ],
+)
+def test_updates_of_long_examples_are_made_of_smaller_batches(words: int, options: str) -> None:
+    """Those of the training set alone: others are not trained on."""
+    long, short = Subset([Pair("a", " ".join("b" * words))]), Subset([Pair("a", "b")])
+    (command,) = Corpus({"train": long, "valid": short}, "", "", {}).training_commands(Scan(), Path("data"))
+    assert f" {options} --required-batch-size-multiple 1 " in command
+    (command,) = Corpus({"train": short, "valid": long}, "", "", {}).training_commands(Scan(), Path("data"))
+    assert " --batch-size 64 --required-batch-size-multiple 1 " in command
+
+
 def write_raw(folder: Path, **subsets: str) -> None:
     (folder / "raw").mkdir()
     for name, text in subsets.items():
