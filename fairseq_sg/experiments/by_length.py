@@ -408,7 +408,8 @@ def score(
         UsageError: translations are missing or come from other data.
     """
     recipe, how = plan.recipe, plan.recipe.by_length
-    found = dict(earlier or {})
+    found = {data: without_diverged(one, results, data) for data, one in (earlier or {}).items()}
+    found = {data: one for data, one in found.items() if one["systems"]}
     for data in plan.used():
         subsets = recipe.by_length_of(data)
         finished = {
@@ -430,6 +431,12 @@ def score(
             labels = {name: row.label for name, row in recipe.rows.items()}
             found[data] = scored | {"systems": there, "labels": labels}
     return found or None
+
+
+def without_diverged(comparison: dict[str, Any], results: Results, data: str) -> dict[str, Any]:
+    """A comparison without the systems of trainings that were repeated and have diverged."""
+    gone = {(r["row"], r["seed"]) for r in results.records if r["data"] == data and "diverged" in r}
+    return comparison | {"systems": [one for one in comparison["systems"] if (one["name"], one["seed"]) not in gone]}
 
 
 def as_tables(comparisons: dict[str, dict[str, Any]]) -> str:

@@ -412,6 +412,25 @@ def test_translations_of_a_recipe(tmp_path, capsys):
     assert [row[:3] for row in by_length.subset_table(scored)[1:]] == [["test", "hard", "1"], ["gen", "hard", "1"]]
 
 
+@pytest.mark.parametrize("order", [("relative", "softmax"), ("softmax", "relative")])
+def test_a_seed_that_is_trained_again_and_diverges_has_no_scores(order, tmp_path):
+    """Also where the baseline is the first of them."""
+    plan, references = planned(tmp_path, seeds="1"), write_data(tmp_path / "tiny")
+    trials = [trial for trial in plan.trials() if trial.row in order]
+    for trial in trials:
+        translate(trial.run.folder, references, 0.3)
+        save(trial.run, result=RESULT)
+    found = by_length.score(plan, trials, results.collect(plan, trials))
+    assert [one["name"] for one in found["tiny"]["systems"]] == ["softmax", "relative"]
+    first, second = sorted(trials, key=lambda trial: order.index(trial.row))
+    save(first.run, diverged={"step": 2})
+    found = by_length.score(plan, trials, results.collect(plan, trials), found)
+    assert [one["name"] for one in found["tiny"]["systems"]] == [second.row]
+    assert f"{first.row} " not in by_length.as_tables(found)
+    save(second.run, diverged={"step": 2})
+    assert by_length.score(plan, trials, results.collect(plan, trials), found) is None
+
+
 def test_a_seed_that_is_trained_again_elsewhere_keeps_its_scores(tmp_path):
     """Its translations are where the file was made. Here it has only begun."""
     plan, references = planned(tmp_path, seeds="1"), write_data(tmp_path / "tiny")
