@@ -169,9 +169,10 @@ def collect(plan: Plan, trials: Sequence[Trial]) -> Results:
     records = []
     for trial in trials:
         run, record = trial.run, saved(trial.run)
-        if not result_of(run):
+        unfinished = not result_of(run)
+        if unfinished:
             check_steps(run)
-        if not result_of(run) and not diverged(run):
+        if unfinished and not diverged(run):
             record.pop("result", None)
             partial = partial_result(run) if record else None
             record |= {"minutes": minutes(run), "result": partial, "partial": True} if partial else {}

@@ -36,6 +36,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return None
 
 
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Floating tensors of one device as ``torch.autocast`` gives them to a product: in its dtype, but for float64."""
+    dtype = autocast_dtype(tensors[0].device)
+    return tuple(x if dtype is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
 def autocast_disabled(device: torch.device) -> AbstractContextManager:
     """A context in which ``torch.autocast`` leaves operations on `device` alone."""
     return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairseq_sg.ops.precision import autocast_disabled, autocast_dtype
+from fairseq_sg.ops.precision import as_autocast, autocast_disabled
 from fairseq_sg.ops.transforms import transformed
 
 WITHOUT_CUDNN = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -42,12 +42,14 @@ def masked_attention(
     With ``is_causal`` and no mask, query n sees the keys up to n.
     """
     allowed = kernels(q, k, mask is not None)
-    if transformed() and (dtype := autocast_dtype(q.device)) is not None:
+    autocast = nullcontext()
+    if transformed():
         # Autocast would cast the parts one by one, some of them only in the derivative.
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
-    without = autocast_disabled(q.device) if transformed() else nullcontext()
-    with without, sdpa_kernel(allowed) if allowed else nullcontext():
+        q, k, v = as_autocast(q, k, v)
+        if mask is not None and mask.is_floating_point():
+            (mask,) = as_autocast(mask)
+        autocast = autocast_disabled(q.device)
+    with autocast, sdpa_kernel(allowed) if allowed else nullcontext():
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fairseq_sg.ops.checks import check_floating, check_padding_mask, describe
 from fairseq_sg.ops.dispatch import AUTO, choose, declare
-from fairseq_sg.ops.precision import autocast_disabled, autocast_dtype
+from fairseq_sg.ops.precision import as_autocast, autocast_disabled
 from fairseq_sg.ops.relative.naive import relative_attention_naive, relative_logits_naive
 from fairseq_sg.ops.relative.shift import relative_attention_shift, relative_logits_shift
 from fairseq_sg.ops.triton_support import require_triton, why_not_triton
@@ -170,9 +169,7 @@ def relative_attention(
     check_padding_mask("key_padding_mask", key_padding_mask, batch, keys)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p is a probability, from 0 to 1, not {dropout_p}")
-    dtype = autocast_dtype(v.device)
-    if dtype is not None:
-        tensors = tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    tensors = as_autocast(*tensors)
     if len({x.dtype for x in tensors}) > 1:
         raise TypeError(
             f"relative_attention takes tensors of one dtype, not {', '.join(str(x.dtype) for x in tensors)}"
