@@ -3,12 +3,11 @@
     python -m benchmarks.together                              # 15 SCAN trainings of 300 steps on a GPU, 4 on a CPU
     python -m benchmarks.together --models 6 --steps 100 --graphs 32
     python -m benchmarks.together --processes 15 3 --mps       # also by NVIDIA's service for processes that share a GPU
-    python -m benchmarks.together --stacked                    # also with stacked parameters (benchmarks.stacked)
+    python -m benchmarks.together --stacked                    # also with steps of all models at once
     python -m benchmarks.together --arguments="--compile default"
 
 Each way trains the same models by ``fairseq-train`` and its own start; steps are those of the models' logs, without
-their first interval. On a GPU, ``graphs`` records steps (``--step-graphs``). Stacked steps are steps alone, without
-data loading and logs. Compare ratios.
+their first interval. On a GPU, ``graphs`` records steps (``--step-graphs``). Compare ratios.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import report
-from benchmarks.stacked import USUAL, refuse_ignored
 from benchmarks.step import MODELS, prepared
 from fairseq_sg.experiments import groups
 from fairseq_sg.experiments.jobs import environment
 from fairseq_sg.experiments.logs import events
 from fairseq_sg.parsers import Command, positive
 
+#: Trainings at once.
+USUAL = {"cpu": 4, "cuda": 15}
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = (
     "--user-dir {plugin} --task sg_translation --criterion cross_entropy_orthogonality --optimizer torch_adam "
@@ -46,8 +46,8 @@ MPS = "nvidia-cuda-mps-control"
 
 
 class Way(NamedTuple):
-    """How trainings share a device: the number of processes, and whether steps are recorded, MPS runs, and the
-    models' parameters are stacked.
+    """How trainings share a device: the number of processes, and whether steps are recorded, MPS runs, and steps of
+    all models are made at once (``fairseq_sg.stacked``).
     """
 
     processes: int
@@ -66,7 +66,7 @@ def ways(
         device: ``cpu`` or ``cuda``.
         processes: of the other ways; by default ``models``, a fifth and one.
         mps: recorded steps also with MPS.
-        stacked: also stacked parameters.
+        stacked: also steps of all models at once.
     """
     if device == "cpu":
         found = [Way(models), *(Way(number) for number in processes or (1,) if number != models)]
@@ -99,8 +99,6 @@ def service() -> Iterator[dict[str, str]]:
 
 def rate(data: Path, models: int, way: Way, steps: int, device: str, graphs: int, further: str = "") -> float:
     """Steps per second of all models together; ``further`` arguments of fairseq-train."""
-    if way.stacked:
-        return rate_of_stacked(data, models, steps, device, further)
     every = max(1, steps // 5)
     common = ARGUMENTS.format(plugin=shlex.quote(str(report.REPOSITORY / "fairseq_sg")))
     arguments = [str(data), *shlex.split(common), *shlex.split(MODELS["scan"]["arguments"])]
@@ -114,7 +112,7 @@ def rate(data: Path, models: int, way: Way, steps: int, device: str, graphs: int
             own = Path(folder) / str(seed)
             own.mkdir()
             words = [*arguments, "--seed", str(seed), "--save-dir", str(own)]
-            entries.append(groups.entry(own, own / "train.log", words, None))
+            entries.append(groups.entry(own, own / "train.log", words, None, "all" if way.stacked else None))
         started = [
             groups.launch(entries[first :: way.processes], environment() | variables, Path(folder) / f"{first}.log")
             for first in range(way.processes)
@@ -131,17 +129,6 @@ def rate(data: Path, models: int, way: Way, steps: int, device: str, graphs: int
             statistics.median(e["ups"] for e in events(log) if e["kind"] == "train_inner" and e["num_updates"] > every)
             for log in logs
         )
-
-
-def rate_of_stacked(data: Path, models: int, steps: int, device: str, further: str) -> float:
-    """As ``rate``, of stacked models in a process of their own."""
-    options = {"models": models, "steps": steps, "device": device, "data": data.resolve(), "arguments": further}
-    words = [f"--{name}={value}" for name, value in options.items()]
-    command = [sys.executable, "-m", "benchmarks.stacked", *words]
-    ran = subprocess.run(command, cwd=report.REPOSITORY, env=environment(), capture_output=True, text=True)
-    if ran.returncode:
-        raise SystemExit(f"stacked models failed: {(ran.stdout + ran.stderr)[-2000:]}")
-    return float(ran.stdout.split()[0])
 
 
 def section(
@@ -189,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="of the ways (default: all, a fifth and 1; on a CPU all, 1)",
     )
     parser.add_argument("--mps", action="store_true", help=f"recorded steps also with MPS ({MPS})")
-    parser.add_argument("--stacked", action="store_true", help="also steps of stacked parameters, in one process")
+    parser.add_argument("--stacked", action="store_true", help="also steps of all models at once")
     parser.add_argument("--arguments", default="", help="further arguments of fairseq-train, as one string")
     parser.add_argument("--data", type=Path, help="the data folder (default: generated)")
     report.add_options(parser, rounds=1)
@@ -201,8 +188,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--processes {max(args.processes)}: choose at most {models}, the number of trainings")
     if args.mps and (args.device == "cpu" or not shutil.which(MPS)):
         parser.error(f"--mps needs a GPU of NVIDIA and the program {MPS}: leave it out")
-    if args.stacked:
-        refuse_ignored(parser, args.arguments)
     chosen = ways(models, args.device, args.processes, args.mps, args.stacked)
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or prepared("scan", Path(folder) / "scan")

@@ -7,13 +7,16 @@ A GPU runs the processes of one machine one after the other, but the streams of 
 
 PLAN.json is a list with an entry for each training:
 
-    {"arguments": [of fairseq-train …], "log": FILE, "end": FILE, "stop": FILE, "lock": file descriptor or null}
+    {"arguments": [of fairseq-train …], "log": FILE, "end": FILE, "stop": FILE, "lock": file descriptor or null,
+     "stack": NAME or null}
 
 A training writes into its own log, which is continued, and then its exit code into ``end``. It ends before its next
 step where ``stop`` exists, and closes ``lock`` when it ends. One that fails does not end the others.
 
 A training does what it does alone, bit for bit on a CPU. What fairseq keeps for a whole process is exchanged where
 turns change: meters, the best value of checkpoints and of early stopping, writers of TensorBoard, random states.
+
+Trainings with one name of a stack make their steps at once (``stacked``).
 """
 
 from __future__ import annotations
@@ -29,9 +32,12 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairseq_sg.files import write_text
+
+if TYPE_CHECKING:
+    from fairseq_sg.stacked import Stack
 
 
 class ByThread(io.TextIOBase):
@@ -108,22 +114,25 @@ class Training(threading.Thread):
     Attributes:
         go: released when it is its turn.
         next: whose turn is next.
+        stack: what it shares with others that make their steps at once, or None.
     """
 
-    def __init__(self, arguments: Sequence[str], log: str, end: str, stop: str, lock: int | None):
+    def __init__(
+        self, arguments: Sequence[str], log: str, end: str, stop: str, lock: int | None, stack: Stack | None = None
+    ):
         super().__init__(daemon=True)
         self.arguments, self.end, self.stop, self.lock = list(arguments), Path(end), Path(stop), lock
         self.log = open(log, "a", buffering=1)
         self.state = ProcessState()
         self.go = threading.Semaphore(0)
-        self.next = self
+        self.next, self.stack = self, stack
 
     def run(self) -> None:
         self.go.acquire()
         code = 1
         try:
             self.state.take()
-            with _stream():
+            with self._stream():
                 code = self._train()
         finally:
             # A full disk must not keep the others waiting.
@@ -133,6 +142,8 @@ class Training(threading.Thread):
                 write_text(self.end, str(code))
             if self.lock is not None:
                 os.close(self.lock)
+            if self.stack is not None:
+                self.stack.leave()
             # Its graphs and memory: released at a later time, they could end a recording of another training.
             gc.collect()
             self._leave()
@@ -153,6 +164,17 @@ class Training(threading.Thread):
             sys.excepthook(*sys.exc_info())
             return 1
 
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[None]:
+        """On a GPU, a stream of its own, or that of its stack."""
+        import torch
+
+        if not torch.cuda.is_available():
+            yield
+            return
+        with torch.cuda.stream(torch.cuda.Stream() if self.stack is None else self.stack.stream):
+            yield
+
     def pass_on(self) -> None:
         """Waits until all others had their turn. Raises SystemExit where the training is to stop."""
         if self.stop.exists():
@@ -172,18 +194,6 @@ class Training(threading.Thread):
             self.next.go.release()
 
 
-@contextlib.contextmanager
-def _stream() -> Iterator[None]:
-    """On a GPU, a stream of its own."""
-    import torch
-
-    if not torch.cuda.is_available():
-        yield
-        return
-    with torch.cuda.stream(torch.cuda.Stream()):
-        yield
-
-
 def train_all(plan: Sequence[dict[str, Any]]) -> int:
     """Trains all; returns 1 if one has failed, else 0."""
     sys.stdout, sys.stderr = ByThread(sys.stdout), ByThread(sys.stderr)
@@ -191,12 +201,16 @@ def train_all(plan: Sequence[dict[str, Any]]) -> int:
     from fairseq_cli import train  # noqa: F401, I001
 
     import fairseq_sg.plugin  # noqa: F401
+    from fairseq_sg.stacked import Stack
     from fairseq_sg.trainer import SGTrainer
 
-    trainings = [Training(**entry) for entry in plan]
+    names = [entry.get("stack") for entry in plan]
+    stacks = {name: Stack(names.count(name)) for name in names if name is not None}
+    trainings = [Training(**entry | {"stack": stacks.get(name)}) for entry, name in zip(plan, names, strict=True)]
     for training, following in zip(trainings, [*trainings[1:], trainings[0]], strict=True):
         training.next = following
     SGTrainer.between_steps = staticmethod(lambda: threading.current_thread().pass_on())
+    SGTrainer.stack_of = staticmethod(lambda: threading.current_thread().stack)
     for training in trainings:
         training.start()
     trainings[0].go.release()

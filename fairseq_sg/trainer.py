@@ -10,7 +10,7 @@ The update is fairseq's, bit for bit. What is left out:
 
 On a GPU with ``--optimizer torch_adam``, the host does not wait for a step either. Logs stay on the GPU until
 ``--log-interval``, and the optimizer itself leaves out an update whose gradients are not finite. With ``--step-graphs``
-a step is a CUDA graph (``graphs``).
+a step is a CUDA graph (``graphs``). Trainings of a stack (``stacked``) make their steps at once.
 
 ``fairseq-train`` uses this for the tasks of this plugin on one worker, in float32 or bfloat16. In every other case, and
 after an error, fairseq's own step runs: it repeats this one, and knows what to save. A gradient that is not finite ends
@@ -94,7 +94,7 @@ class Row(NamedTuple):
     """The numbers of a step, on its device.
 
     Attributes:
-        values: (n,) float64: the norm of the gradients and what the names stand for.
+        values: (n,) float64: the norm of the gradients and what the names stand for; of K models (K, n).
         names: where each further value belongs: the number of the batch, and the name; (None, "") is the size.
         known: the logs of each batch that are no tensors.
         size: as in `Batch`, None where it is a tensor.
@@ -107,6 +107,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, norm: Tensor) -> Row:
+        """Of one model, whose norm is (), or of K models, whose norms are (K,)."""
         names, values, known = [], [norm], []
         if torch.is_tensor(batch.size):
             names.append((None, ""))
@@ -114,11 +115,11 @@ class Row(NamedTuple):
         for number, log in enumerate(batch.logs):
             known.append({name: value for name, value in log.items() if not torch.is_tensor(value)})
             for name, value in log.items():
-                if torch.is_tensor(value) and value.numel() == 1:
+                if torch.is_tensor(value) and value.numel() == norm.numel():
                     names.append((number, name))
                     values.append(value)
-        stacked = torch.stack([value.detach().reshape(()).double() for value in values])
-        return cls(stacked, names, known, None if torch.is_tensor(batch.size) else batch.size)
+        table = torch.stack([value.detach().reshape(norm.shape).double() for value in values], -1)
+        return cls(table, names, known, None if torch.is_tensor(batch.size) else batch.size)
 
     def read(self, values: Sequence[float]) -> tuple[Batch, Tensor]:
         """The batch's numbers and the norm, from the values on the host."""
@@ -135,11 +136,13 @@ class SGTrainer(Trainer):
     """See the module's docstring.
 
     Raises:
-        UsageError: ``--step-graphs`` where steps are not recorded.
+        UsageError: ``--step-graphs`` or ``--stacked`` where steps cannot be recorded or stacked.
     """
 
     #: Called before every step; the trainings of one process take turns there (``together``).
     between_steps: Callable[[], None] = staticmethod(lambda: None)
+    #: The stack of a new training; None for one that makes its steps alone.
+    stack_of: Callable[[], Any] = staticmethod(lambda: None)
 
     def __init__(self, cfg, task, model, criterion, quantizer=None):
         super().__init__(cfg, task, model, criterion, quantizer)
@@ -167,18 +170,25 @@ class SGTrainer(Trainer):
         #: fairseq's meters of speed begin with the first step that is logged.
         self._has_read = False
         self._graphs: StepGraphs | None = None
-        most = getattr(cfg.optimizer, "step_graphs", 0) or 0
-        if most:
-            self._check_graphs()
-            self._graphs = StepGraphs(self._step_on_device, most)
+        #: Most graphs.
+        self.most_graphs = getattr(cfg.optimizer, "step_graphs", 0) or 0
+        if self.most_graphs:
+            self._check_step("--step-graphs", "on a GPU", self.cuda)
+            self._graphs = StepGraphs(self._step_on_device, self.most_graphs)
+        self._stack = self.stack_of()
+        if self._stack is not None:
+            self._check_step("--stacked", "with --optimizer torch_adam", cfg.optimizer._name == "torch_adam")
+            if getattr(cfg.model, "compile", NONE) != NONE:
+                raise UsageError("--compile has no effect on the steps of --stacked: leave one of them out")
 
-    def _check_graphs(self) -> None:
+    def _check_step(self, option: str, where: str, there: bool) -> None:
+        """Raises UsageError where steps cannot be recorded or stacked, as an option asks."""
         for part in (*counting(self._model), self.task):
             why = getattr(part, "not_recorded", "this model changes by the number of updates")
             if why:
-                raise UsageError(f"--step-graphs: {why}")
-        if not self.ordinary or self._converts or not self.cuda:
-            raise UsageError("--step-graphs is for one worker that trains in float32 on a GPU: leave it out")
+                raise UsageError(f"{option}: {why}")
+        if not self.ordinary or self._converts or not there:
+            raise UsageError(f"{option} is for one worker that trains in float32 {where}: leave it out")
 
     def _build_ema(self) -> None:
         super()._build_ema()
@@ -189,6 +199,9 @@ class SGTrainer(Trainer):
     def state_dict(self) -> dict[str, Any]:
         """fairseq's, with the optimizer's float32 copy of weights in half precision, which fairseq leaves out."""
         state = super().state_dict()
+        if self._stack is not None:
+            # A file has the whole memory of a tensor, which is that of all models.
+            state["model"] = {name: weights.clone() for name, weights in state["model"].items()}
         copy = _float32_copy(self.optimizer)
         if copy and "last_optimizer_state" in state and not self.is_fsdp:
             state["extra_state"]["float32_weights"] = [weights.detach() for weights in copy]
@@ -218,7 +231,8 @@ class SGTrainer(Trainer):
     @functools.cached_property
     def ahead(self) -> bool:
         """Whether the host goes on without waiting for a step."""
-        return self.ordinary and self.cuda and isinstance(self.optimizer, TorchAdam)
+        on_device = self.cuda or self._stack is not None
+        return self.ordinary and on_device and isinstance(self.optimizer, TorchAdam)
 
     def train_step(self, samples: Sequence[dict[str, Any]], raise_oom: bool = False) -> dict[str, Any] | None:
         """An update with the gradients of all ``samples``; its logs (on a GPU {}), or None without enough memory.
@@ -262,21 +276,29 @@ class SGTrainer(Trainer):
 
     def _step_ahead(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """The whole step, whose logs are read later; None after an error."""
-        if self._graphs is None:
-            row = attempt(self._step_on_device, samples)
-        else:
+        if self._graphs is not None:
             self.optimizer.keep_rate_on(self.device)
-            row = attempt(self._graphs, [self.task.recorded(self._prepare_sample(sample)[0]) for sample in samples])
+        if self._stack is not None:
+            row = self._stack.step(self, self._recorded(samples))
+        else:
+            row = attempt(self._step_on_device, samples) if self._graphs is None else self._replayed(samples)
         if row is None:
             return None
-        if self._graphs is not None:
-            # The next step of the same graph overwrites its numbers.
-            row = row._replace(values=row.values.clone())
         self.set_num_updates(self.get_num_updates() + 1)
         self._unread.append((self.get_num_updates(), row))
         if self.get_num_updates() % self._log_interval == 0 or not self._has_read:
             self.flush()
         return {}
+
+    def _recorded(self, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What a recorded or stacked step reads of batches, on the device."""
+        return [self.task.recorded(self._prepare_sample(sample)[0]) for sample in samples]
+
+    def _replayed(self, samples: Sequence[dict[str, Any]]) -> Row | None:
+        """The numbers of a step by its graph; None after an error."""
+        row = attempt(self._graphs, self._recorded(samples))
+        # The next step of the same graph overwrites them.
+        return row and row._replace(values=row.values.clone())
 
     def _step_on_device(self, samples: Sequence[dict[str, Any]]) -> Row:
         batch = self._backward(samples)

@@ -98,6 +98,11 @@ def make_parser() -> argparse.ArgumentParser:
                 help="trainings per process: they take turns, and share one start-up and one GPU (default: 1)",
             )
             one.add_argument(
+                "--stacked",
+                action="store_true",
+                help="the K trainings of --together are seeds of one model, whose steps are made at once",
+            )
+            one.add_argument(
                 "--index", type=int, metavar="I", help="train only run number I of the plan, from 0 (for SLURM)"
             )
 
@@ -139,7 +144,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
     recipe = recipes.read(recipes.find(args.recipe), args.variant)
     device = args.device if args.device != "auto" else "cuda" if has_gpu() else "cpu"
     choice = args.rows, args.on, args.seeds, args.steps_scale
-    return make_plan(recipe, *choice, device, args.data, args.out, args.step_graphs)
+    stacked = getattr(args, "stacked", False)
+    return make_plan(recipe, *choice, device, args.data, args.out, args.step_graphs, stacked)
 
 
 def has_gpu() -> bool:
@@ -195,6 +201,8 @@ def run(args: argparse.Namespace) -> int:
     if args.index is None:
         figures.pyplot()  # before hours of training, not after them
     plan = plan_of(args)
+    if plan.stacked and args.together == 1:
+        raise UsageError("--stacked needs --together K: the number of seeds whose steps are made at once")
     trials = plan.trials()
     if args.index is not None and not 0 <= args.index < len(trials):
         raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")

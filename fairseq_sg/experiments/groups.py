@@ -42,12 +42,14 @@ class Member:
         (self._folder / STOP).touch()
 
 
-def entry(folder: Path, log: Path, arguments: Sequence[str], lock: int | None) -> dict[str, Any]:
+def entry(
+    folder: Path, log: Path, arguments: Sequence[str], lock: int | None, stack: str | None = None
+) -> dict[str, Any]:
     """The entry of a training in the plan of ``fairseq_sg.together``; an earlier end or stop is forgotten."""
     for name in (END, STOP):
         (folder / name).unlink(missing_ok=True)
     files = {"log": str(log.resolve()), "end": str((folder / END).resolve()), "stop": str((folder / STOP).resolve())}
-    return {"arguments": list(arguments), "lock": lock, **files}
+    return {"arguments": list(arguments), "lock": lock, "stack": stack, **files}
 
 
 def launch(entries: Sequence[dict[str, Any]], environment: dict[str, str], output: Path) -> subprocess.Popen:

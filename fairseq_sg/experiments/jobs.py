@@ -100,7 +100,8 @@ def run_all(
         watch: called every second.
         place: gets the running jobs and returns the environment variables for another one, or None to wait. By default,
             every job may start.
-        together: trainings that begin together in one process (``groups``), at most ``jobs``.
+        together: trainings that begin together in one process (``groups``), at most ``jobs``. Stacked ones differ in
+            their seeds alone.
 
     Raises:
         ValueError: a folder holds a run with other settings, or one with more steps.
@@ -163,6 +164,8 @@ def _begin_some(waiting, active, state, most, place) -> int:
     for run in list(waiting):
         if len(jobs) == most:
             break
+        if run.stacked and jobs and not run.alike(jobs[0].run):
+            continue
         try:
             job = _begin(run, where)
         except (OSError, UsageError) as error:
@@ -245,14 +248,20 @@ def _signals_held() -> Iterator[None]:
 
 @_signals_held()
 def _train(jobs: list[Job]) -> None:
-    """Starts the trainings of jobs at one place: one in a process of its own, several in one process."""
-    if len(jobs) == 1:
+    """Starts the trainings of jobs at one place: one in a process of its own, several, or stacked ones, in one."""
+    if len(jobs) == 1 and not jobs[0].run.stacked:
         (job,) = jobs
         with open(job.run.log, "a") as log:
             job.process = _launch(executable(job.run.train_command()), job, stdout=log, stderr=subprocess.STDOUT)
     elif jobs:
         entries = [
-            groups.entry(job.run.folder, job.run.log, executable(job.run.train_command())[3:], job.lock.fileno())
+            groups.entry(
+                job.run.folder,
+                job.run.log,
+                executable(job.run.train_command())[3:],
+                job.lock.fileno(),
+                stack="seeds" if job.run.stacked else None,
+            )
             for job in jobs
         ]
         output = jobs[0].run.folder.parent / "together.log"

@@ -43,6 +43,7 @@ class Plan:
         graphs: most CUDA graphs of a training's steps.
         data: the folder of the data folders.
         out: the folder of the runs' folders.
+        stacked: whether the steps of several seeds are made at once.
     """
 
     recipe: Recipe
@@ -54,6 +55,7 @@ class Plan:
     data: Path
     out: Path
     graphs: int = 0
+    stacked: bool = False
 
     def trials(self) -> list[Trial]:
         """The runs, with the first seed of every row before any second seed."""
@@ -213,6 +215,7 @@ class Plan:
             model_overrides=recipe.rows[row].model_overrides,
             analyses=self._analyses(folder, seed),
             analysed=tuple(dict.fromkeys(c.value for c in columns.values() if c.value)),
+            stacked=self.stacked,
             more_overrides=recipe.overrides(row, data),
         )
 
@@ -227,6 +230,7 @@ def make_plan(
     data: Path = Path("data-bin"),
     out: Path | None = None,
     graphs: int = 0,
+    stacked: bool = False,
 ) -> Plan:
     """A plan from the texts of the command line. Raises UsageError for a wrong one."""
     if graphs < 0:
@@ -246,6 +250,7 @@ def make_plan(
         data=data,
         out=out or Path("runs", recipe.full_name + scale),
         graphs=graphs,
+        stacked=stacked,
     )
     if plan.out.is_file():
         raise UsageError(f"--out {plan.out} is a file: name a folder")

@@ -218,7 +218,8 @@ def starts_with_this(run: Run, record: dict[str, Any], where: Mapping[str, str])
         step = run.steps  # it is evaluated again, perhaps without its last checkpoint
     starts = [start for start in record.get("starts", []) if start["step"] < step]
     own = "" if run.user_dir == "fairseq_sg" else f" with {run.user_dir} {files_of(Path(run.user_dir))}"
-    start = {"commit": commit() + own, "machine": machine(gpu="--cpu" not in run.arguments, where=where)}
+    how = {"steps": "stacked"} if run.stacked else {}
+    start = {"commit": commit() + own, "machine": machine(gpu="--cpu" not in run.arguments, where=where) | how}
     if starts and all(starts[-1].get(key) == start[key] for key in start):
         return starts
     return [*starts, {"step": step, **start}]

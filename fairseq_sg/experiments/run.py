@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class Run:
         more_overrides: of further evaluations.
         analyses: name -> arguments of ``fairseq-sg analysis``, which writes NAME.json into the folder.
         analysed: the numbers that are kept of them, ``NAME/key/key``.
+        stacked: whether steps are made at once with those of other seeds.
     """
 
     name: str
@@ -61,6 +62,11 @@ class Run:
     more_overrides: tuple[str, ...] = ()
     analyses: dict[str, list[str]] = field(default_factory=dict)
     analysed: tuple[str, ...] = ()
+    stacked: bool = False
+
+    def alike(self, other: Run) -> bool:
+        """Whether two runs differ in their seed alone."""
+        return replace(self, seed=other.seed, folder=other.folder, analyses=other.analyses) == other
 
     @property
     def task(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import struct
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -241,8 +242,12 @@ class SGTask(DataRecord, TrainingChecks):
 
     @staticmethod
     def recorded(sample: dict[str, Any]) -> dict[str, Any]:
-        """What a step with ``--step-graphs`` reads of a batch: another value that is no tensor is another graph."""
+        """What a recorded or stacked step reads of a batch: another value that is no tensor is another graph."""
         return sample
+
+    def of_one_length(self, samples: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Training batches with more padding, where that makes their shapes equal."""
+        return samples
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """Loss, sample size and logs of a batch, after its backward pass: fairseq's, without its walks through all

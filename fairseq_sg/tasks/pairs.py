@@ -6,10 +6,12 @@ A batch of 256 short sentences takes fairseq milliseconds, as long as some model
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from fairseq.data import LanguagePairDataset, PrependTokenDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from torch import Tensor
@@ -125,3 +127,14 @@ class WindowedPairDataset(PairDataset):
             target_sizes = self.tgt_sizes if self.tgt_sizes is not None else self.src_sizes
             indices = indices[np.lexsort((self.src_sizes[indices], target_sizes[indices], window))]
         return indices
+
+
+def widened(batches: Sequence[dict[str, Any]], name: str, pad: int, left: bool) -> list[dict[str, Any]]:
+    """Batches whose tokens ``name`` (B, N) are padded to the largest N; those without the name stay as they are."""
+    most = max((batch[name].size(1) for batch in batches if name in batch), default=0)
+    found = []
+    for batch in batches:
+        more = most - batch[name].size(1) if name in batch else 0
+        tokens = {name: F.pad(batch[name], (more, 0) if left else (0, more), value=pad)} if more else {}
+        found.append(batch | tokens)
+    return found

@@ -15,8 +15,10 @@ It differs from ``translation`` in these points, the first five of which change 
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from fairseq_sg.generation import by_length
 from fairseq_sg.models.sg_transformer import SGTransformer
 from fairseq_sg.tasks.breakdown import CHOICES, Breakdown
 from fairseq_sg.tasks.mixin import CUT_OFF, SGTask, asks_for_training, check_whole
-from fairseq_sg.tasks.pairs import PairDataset, TypedPairDataset, WindowedPairDataset
+from fairseq_sg.tasks.pairs import PairDataset, TypedPairDataset, WindowedPairDataset, widened
 
 logger = logging.getLogger(__name__)
 
@@ -272,6 +274,16 @@ class SGTranslationTask(SGTask, TranslationTask):
             )
 
         return by_length(sample, self.source_dictionary.pad(), generate)
+
+    def of_one_length(self, samples: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """See :meth:`SGTask.of_one_length`."""
+        train = self.datasets[self.cfg.train_subset]
+        pad = self.source_dictionary.pad()
+        sources = [sample["net_input"] for sample in samples]
+        sources = widened(sources, "src_tokens", pad, train.left_pad_source)
+        sources = widened(sources, "prev_output_tokens", pad, train.left_pad_target)
+        samples = [sample | {"net_input": source} for sample, source in zip(samples, sources, strict=True)]
+        return widened(samples, "target", pad, train.left_pad_target)
 
     def check_training(self, trainer) -> None:
         """See :meth:`SGTask.check_training`. Also raises UsageError for validation batches too small for a sample."""

@@ -22,7 +22,6 @@ from benchmarks import (  # noqa: E402
     preparation,
     recorded,
     report,
-    stacked,
     step,
     summary,
     together,
@@ -31,7 +30,6 @@ from fairseq_sg.kernels import timing  # noqa: E402
 from fairseq_sg.modules.attention.softmax import SoftmaxAttentionBase  # noqa: E402
 from fairseq_sg.ops import torch_attention  # noqa: E402
 from helpers.small_folders import random_pairs, write_folder  # noqa: E402
-from helpers.software_graph import SoftwareGraphs  # noqa: E402
 
 
 class TestAttention:
@@ -252,7 +250,6 @@ class TestTogether:
         "options, message",
         [
             ("--mps", "--mps needs a GPU of NVIDIA and the program nvidia-cuda-mps-control: leave it out"),
-            ("--stacked --arguments=--autocast=bfloat16", "stacked steps know nothing of --autocast, so leave it out"),
             ("--models 3 --processes 4", "--processes 4: choose at most 3, the number of trainings"),
             ("--processes 0 1", "--processes: '0' is not a number from 1 on"),
         ],
@@ -283,6 +280,17 @@ class TestTogether:
         assert all("--cpu" in words and words[words.index("--step-graphs") + 1] == "0" for words in given)
         assert all(words[words.index("--cpu") - 2 :][:2] == ["--lr", "3"] for words in given)
 
+    @pytest.mark.parametrize("stacked", [False, True])
+    def test_trainings_whose_steps_are_made_at_once_are_a_stack(self, stacked, monkeypatch):
+        class Process:
+            def wait(self):
+                return 0
+
+        given = []
+        monkeypatch.setattr(together.groups, "launch", lambda entries, *_: given.extend(entries) or Process())
+        assert together.rate(Path("data"), 3, together.Way(1, stacked=stacked), 100, "cpu", 8) == 0  # without logs
+        assert [entry["stack"] for entry in given] == ["all" if stacked else None] * 3
+
     def test_section(self, monkeypatch):
         monkeypatch.setattr(together, "rate", lambda _, models, way, *more: 2.0 * way.processes)
         section = together.section(together.ways(4, "cpu"), 4, 100, 3, "cpu", 8, Path("data"))
@@ -302,84 +310,6 @@ class TestTogether:
         monkeypatch.setattr(together.groups, "launch", launch)
         with pytest.raises(SystemExit, match="a training failed: killedout of memory"):
             together.rate(Path("data"), 1, together.Way(1), 100, "cpu", 0)
-
-    def test_stacked_models_are_timed_in_a_process_of_their_own(self, monkeypatch):
-        def start(command, **options):
-            started.append(command)
-            return SimpleNamespace(returncode=0, stdout="8.31 steps/s in total, 3 stacked models\n", stderr="")
-
-        started = []
-        monkeypatch.setattr(together.subprocess, "run", start)
-        way = together.Way(1, stacked=True)
-        assert together.rate(Path("/data"), 3, way, 100, "cpu", 8, "--lr 3") == 8.31
-        options = ["--models=3", "--steps=100", "--device=cpu", "--data=/data", "--arguments=--lr 3"]
-        assert started[0][1:] == ["-m", "benchmarks.stacked", *options]
-
-    def test_stacked_models_that_fail_are_shown(self, monkeypatch):
-        failed = SimpleNamespace(returncode=1, stdout="", stderr="out of memory")
-        monkeypatch.setattr(together.subprocess, "run", lambda *_, **__: failed)
-        with pytest.raises(SystemExit, match="stacked models failed: out of memory"):
-            together.rate(Path("/data"), 3, together.Way(1, stacked=True), 100, "cpu", 8)
-
-
-class TestStacked:
-    """Several models in one pass."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory):
-        return write_folder(tmp_path_factory.mktemp("data") / "pairs", {"train": random_pairs(60, 1)})
-
-    #: In a step of Adam the sign of a gradient that is nearly 0 would count.
-    ARGUMENTS = (
-        "--arch sg_transformer_scan --depth shared --lr 1e-3 --clip-norm 0.5 --batch-size 12 --adam-eps 1e-3 "
-        "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16"
-    )
-    KINDS = {
-        "relative": "--encoder-attention relative --decoder-attention relative",
-        "linear": "--encoder-attention linear --decoder-attention linear --cross-attention linear --qk-norm l2 "
-        "--orthogonality-weight 0.1",
-    }
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("recorder", [None, SoftwareGraphs()], ids=["", "recorded"])
-    def test_each_model_takes_the_steps_of_its_own_training(self, folder, kind, recorder):
-        words = f"{self.ARGUMENTS} {self.KINDS[kind]} --dropout 0".split()
-        several = stacked.StackedStep(words, folder, 2, "cpu", recorder)
-        start = {name: p.clone() for name, p in several.parameters.items()}
-        losses = [several(batch).tolist() for batch in several.batches(2) * 3]
-        for number in range(2):
-            ours = step.OurStep(words, folder, "cpu")
-            model = ours.trainer.get_model()
-            model.load_state_dict({name: p[number] for name, p in start.items()}, strict=False)
-            expected = [ours.step(batch).loss for batch in ours.batches(2) * 3]
-            if "weight" not in self.KINDS[kind]:  # the stacked loss has all parts
-                assert [row[number] for row in losses] == pytest.approx(expected, rel=1e-4)
-            for name, p in model.named_parameters():
-                torch.testing.assert_close(several.parameters[name][number], p.detach(), rtol=1e-3, atol=1e-5)
-                assert (p - start[name][number]).abs().max() > 1e-4, name
-
-    def test_gradients_that_are_not_clipped(self, folder):
-        several = stacked.StackedStep([*self.ARGUMENTS.split(), "--clip-norm", "0"], folder, 2, "cpu")
-        start = {name: p.clone() for name, p in several.parameters.items()}
-        several(several.batches(1)[0])
-        assert all((p != start[name]).any() for name, p in several.parameters.items())
-
-    @pytest.mark.parametrize("option", stacked.IGNORED)
-    def test_what_stacked_steps_would_ignore_is_refused(self, option, capsys):
-        with pytest.raises(SystemExit):
-            stacked.main(["--device", "cpu", "--arguments", f"--lr 1e-3 {option} 2"])
-        assert f"--arguments: stacked steps know nothing of {option}" in capsys.readouterr().err
-
-    def test_rate(self, folder, capsys):
-        stacked.main(
-            ["--models", "2", "--steps", "3", "--device", "cpu", "--data", str(folder), "--arguments", self.ARGUMENTS]
-        )
-        number, *rest = capsys.readouterr().out.splitlines()[-1].split()
-        assert float(number) > 0 and " ".join(rest) == "steps/s in total, 2 stacked models"
-
-    def test_a_model_that_does_not_learn(self, folder):
-        with pytest.raises(SystemExit, match="a model did not learn: nats per token"):
-            stacked.rate([*self.ARGUMENTS.split(), "--lr", "0"], folder, 2, 2, "cpu")
 
 
 class TestRecorded:

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_prep.__main__ import main as data_prep
 from fairseq_sg.experiments.logs import events
@@ -57,12 +58,13 @@ def commands(sources: dict[str, Path], folder: Path) -> dict[str, list[str]]:
     return {name: [*map(str, arguments), "--log-interval", "3"] for name, arguments in made.items()}
 
 
-def together(folder: Path, made: dict[str, list[str]], **environment: str):
-    """The result of the process, and the exit code of each training."""
+def together(folder: Path, made: dict[str, list[str]], stacked: bool = False, **environment: str):
+    """The result of the process, and the exit code of each training; those with one name before ``-`` are a stack."""
     plan = []
     for name, arguments in made.items():
         files = {key: str(folder / f"{name}.{key}") for key in ("log", "end", "stop")}
-        plan.append({"arguments": arguments, "lock": None, **files})
+        stack, _, seed = name.partition("-")
+        plan.append({"arguments": arguments, "lock": None, "stack": stack if stacked and seed else None, **files})
     (folder / "plan.json").write_text(json.dumps(plan))
     done = run("fairseq_sg.together", folder / "plan.json", cwd=REPOSITORY, **environment)
     return done, {name: (folder / f"{name}.end").read_text() for name in made}
@@ -114,6 +116,85 @@ def test_a_stopped_process_is_resumed_by_the_same_plan(sources, tmp_path):
     train(tmp_path / "parts")
     for name in ("linear", "relative"):
         assert_same_state(*(tmp_path / folder / name / "checkpoint_last.pt" for folder in ("whole", "parts")))
+
+
+#: Dropout would draw other masks, and Adam's first updates would magnify rounding.
+ALIKE = ["--dropout", "0", "--adam-eps", "1e-3", "--optimizer", "torch_adam", "--lr", "5e-3"]
+
+
+def stacks(sources: dict[str, Path], folder: Path) -> dict[str, list[str]]:
+    """Two seeds each of three tasks, and one training that is not stacked."""
+    made = commands(sources, folder)
+    return {
+        **{
+            f"{name}-{seed}": [
+                *made[name],
+                *ALIKE,
+                *more.split(),
+                "--seed",
+                seed,
+                "--save-dir",
+                f"{folder / name}-{seed}",
+            ]
+            for name, more in {"linear": "", "classifier": "", "language": "--memory-length 0"}.items()
+            for seed in "34"
+        },
+        "relative": made["relative"],
+    }
+
+
+def test_a_stack_makes_the_steps_of_its_trainings_at_once(sources, tmp_path):
+    """Its models are what they are alone, up to rounding; so are logs."""
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    for folder in (alone, beside):
+        folder.mkdir()
+    single = stacks(sources, alone)
+    for name in ("linear-4", "classifier-3", "language-4", "relative"):
+        (alone / f"{name}.log").write_text(succeed("fairseq-train", *single[name]))
+    done, ends = together(beside, stacks(sources, beside), stacked=True)
+    assert done.code == 0 and set(ends.values()) == {"0"}, done.err
+    assert_same_state(alone / "relative/checkpoint_last.pt", beside / "relative/checkpoint_last.pt")
+    for name in ("linear-4", "classifier-3", "language-4"):
+        files = [folder / name / "checkpoint_last.pt" for folder in (beside, alone)]
+        one, two = (torch.load(path, weights_only=True) for path in files)
+        torch.testing.assert_close(one["model"], two["model"], rtol=1e-3, atol=1e-3)
+        assert files[0].stat().st_size == pytest.approx(files[1].stat().st_size, rel=0.05)
+        logged = [[lasting(event) for event in events(folder / f"{name}.log")] for folder in (beside, alone)]
+        assert len(logged[0]) == len(logged[1]) > 2
+        for found, expected in zip(*logged, strict=True):
+            numbers = {key: float(value) for key, value in expected.items() if key.endswith(("loss", "num_updates"))}
+            assert {key: float(found[key]) for key in numbers} == pytest.approx(numbers, rel=0.01)
+
+
+def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
+    """One diverges, one is stopped, one cannot be built, one has fewer updates."""
+    made = {
+        f"linear-{seed}": words for seed, words in zip("3456", [commands(sources, tmp_path)["linear"]] * 4, strict=True)
+    }
+    more = {"linear-3": "--lr 1e30", "linear-4": "", "linear-5": "--max-update 3", "linear-6": "--max-epoch 2"}
+    made = {
+        name: [*words, "--patience", "-1", "--seed", name[-1], "--save-dir", str(tmp_path / name), *more[name].split()]
+        for name, words in made.items()
+    }
+    made["linear-7"] = [*made["linear-4"], "--decoder-attention", "wrong"]
+    (tmp_path / "linear-8.stop").touch()
+    made["linear-8"] = [*made["linear-4"], "--save-dir", str(tmp_path / "linear-8")]
+    done, ends = together(tmp_path, made, stacked=True)
+    assert done.code == 1
+    assert ends == {
+        "linear-3": "1",
+        "linear-4": "0",
+        "linear-5": "0",
+        "linear-6": "0",
+        "linear-7": "1",
+        "linear-8": "1",
+    }
+    assert "\nFloatingPointError: gradients are Nan/Inf at update" in (tmp_path / "linear-3.log").read_text()
+    assert (tmp_path / "linear-8.log").read_text().endswith("stopped\n")
+    for name, updates in {"linear-4": 96, "linear-5": 3, "linear-6": 64}.items():
+        saved = torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)
+        assert saved["optimizer_history"][-1]["num_updates"] == updates
+        assert all(tensor.isfinite().all() for tensor in saved["model"].values())
 
 
 def test_logs_of_a_true_process_can_be_read(sources, tmp_path):

@@ -194,7 +194,7 @@ def test_other_wrong_lines_end_with_one_line(line, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["run", "x", "--sedes", "3"], "run has no option --sedes: did you mean --seeds? ("),
+        (["run", "x", "--sedes", "3"], "run has no option --sedes: did you mean --seeds or --stacked? ("),
         (["run", "x", "--step", "2"], "run has no option --step: did you mean "),
         (["rum", "x"], "unknown command 'rum': did you mean run? "),
         (["show", "x", "y"], "y is unexpected: show takes one RECIPE ("),
@@ -515,6 +515,7 @@ def test_parallel_trainings(device, gpus, words, expected, prepared, monkeypatch
     [
         (["slurm", "tiny.yaml", "missing/x.sbatch"], "missing/x.sbatch: No such file or directory"),
         (["run", "tiny.yaml", "--out", "tiny.yaml"], "--out tiny.yaml is a file: name a folder"),
+        (["run", "tiny.yaml", "--stacked"], "--stacked needs --together K: "),
         (
             ["run", "tiny.yaml", "--results", "tiny.yaml/x"],
             "--results tiny.yaml/x.json cannot be written: ",

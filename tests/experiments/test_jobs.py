@@ -448,6 +448,25 @@ def test_more_trainings_in_a_process_than_jobs(commands, tmp_path, monkeypatch):
     assert all("result" in record for record in records) and sizes == [1, 1]
 
 
+def test_stacked_trainings_of_a_process_differ_in_their_seeds_alone(tmp_path, monkeypatch):
+    """Also one that is alone goes through a stack."""
+    plans = []
+
+    def launch(entries, *_):
+        plans.append([(Path(entry["log"]).parent.name, entry["stack"]) for entry in entries])
+        raise OSError("no process")
+
+    monkeypatch.setattr(groups, "launch", launch)
+    runs = []
+    for seed in (1, 2, 3):
+        for name, arguments in (("a", ["--lr", "1"]), ("b", ["--lr", "2"])):
+            run = make_run(tmp_path / f"{name}{seed}", stacked=True)
+            runs.append(replace(run, seed=seed, arguments=[*run.arguments, *arguments]))
+    jobs.run_all(runs, 2, lambda *_: None, together=2)
+    expected = [["a1", "a2"], ["b1", "b2"], ["a3"], ["b3"]]
+    assert plans == [[(name, "seeds") for name in names] for names in expected]
+
+
 def test_commands_are_those_of_this_package_from_every_folder():
     found = jobs.executable(["fairseq-train", "data", "--user-dir", "fairseq_sg", "--seed", "1"])
     assert found == [sys.executable, "-m", "fairseq_cli.train", "data", "--user-dir", str(PACKAGE), "--seed", "1"]

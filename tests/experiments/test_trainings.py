@@ -344,6 +344,14 @@ def test_a_slurm_array_trains_and_translates(tmp_path, monkeypatch, capsys):
     for end in ("-bleu.md", "-bleu.png", ".md", ".png"):
         assert (user / f"tiny{end}").stat().st_size > 200
 
+    # Both seeds make their steps at once.
+    done = run(user, "run", "tiny.yaml", *plan, "--out", "stacked", "--together", 2, "--stacked")
+    assert done.code == 0, done.out + done.err
+    found = results.read(user / "stacked" / "results.json")
+    assert [record["seed"] for record in found.records] == [4, 6]
+    assert all(start["machine"]["steps"] == "stacked" for record in found.records for start in record["starts"])
+    assert "steps stacked" in (user / "stacked" / "results.md").read_text()
+
 
 MINE = """\
 import fairseq_sg.plugin
