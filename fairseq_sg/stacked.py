@@ -173,8 +173,9 @@ class StackedModels:
     def _step(self, batches: Batches) -> Row:
         """The update of some models by stacked batches; the numbers of all."""
         models, *batches = batches[0]["models"], *batches[1:]
-        if not self._loss.training:
-            self._loss.train()
+        for module in self._loss.children():
+            if not module.training:
+                module.train()
         parameters, fixed = self._of(models, self.parameters), self._of(models, self.fixed)
         gradients: list[Tensor] = []
         logs, size = [], 0
@@ -214,7 +215,7 @@ class StackedModels:
         described(batch, tensors)
         gradients, values = vmap(grad(loss_of, has_aux=True), randomness="different")(parameters, fixed, tensors)
         made = numbers | values
-        return list(gradients.values()), made.pop(""), made
+        return [gradients[name] for name in parameters], made.pop(""), made
 
     def _update(self, k: int, gradient: Tensor, norm: Tensor) -> None:
         """The update of a model by its gradient (P,), whose norm was () before it was clipped."""

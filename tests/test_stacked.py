@@ -146,6 +146,17 @@ def test_dropout_differs_from_model_to_model_and_repeats_with_the_seed(folder):
     assert first == second and first[0] != first[1]
 
 
+def test_a_step_after_a_validation_is_one_of_training(folder):
+    trainers = of_seeds(folder, "--dropout", "0.5", seeds=(1, 1))
+    samples, models = groups(trainers[0])[0], StackedModels(trainers)
+    models.step([samples, samples])
+    for trainer in trainers:
+        trainer.model.eval()
+        trainer.criterion.eval()
+    losses = [numbers(row)["loss 0"] for row in models.step([samples, samples])]
+    assert losses[0] != losses[1] and trainers[0].model.training and trainers[0].criterion.training
+
+
 def test_a_model_whose_gradient_is_not_finite_leaves_out_its_update_alone(folder):
     trainers = of_seeds(folder)
     samples = groups(trainers[0])[0]
