@@ -1,6 +1,6 @@
 """Steps of several trainings of one model at once: ``vmap`` over stacked parameters.
 
-    θ (K, …), K batches (K, B, N)  →  gradients (K, …), losses (K,)
+    θ (K, …), K batches (K, B, N)  →  losses (K,), gradients (K, …)
 
 The operations of a small model leave most of a GPU idle. K models stacked have as many operations as one, each on K
 times the numbers.
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from fairseq_sg.errors import UsageError, in_one_line, out_of_memory
 from fairseq_sg.graphs import StepGraphs, counted, described, replaced
@@ -58,7 +58,7 @@ class Stack:
     def leave(self) -> None:
         """A training has ended; the others are stacked anew."""
         self._trainings -= 1
-        self._models = None
+        self._order, self._models = self._present, None
 
     def step(self, trainer: SGTrainer, batches: Batches) -> Row:
         """The numbers of a training's step, whose gradients are those of all ``batches``.
@@ -77,7 +77,7 @@ class Stack:
                     trainer.between_steps()
         finally:  # also where this training is stopped
             self._batches.pop(trainer, None)
-        made = self._made.pop(trainer)
+            made = self._made.pop(trainer, None)
         if isinstance(made, str):
             raise UsageError(made)
         return made
@@ -88,7 +88,7 @@ class Stack:
         return [trainer for trainer in self._order if trainer in self._batches]
 
     def _step(self) -> None:
-        trainers = self._order = self._present
+        trainers = self._present
         try:
             if self._models is None:
                 self._models = StackedModels(trainers, self._recorder)
@@ -130,7 +130,7 @@ class StackedModels:
 
     Attributes:
         parameters: name -> (K, …), those that are trained.
-        fixed: name -> (K, …), other parameters and buffers.
+        fixed: name -> (K, …), other parameters and buffers. Buffers that a checkpoint lacks are those of any model.
     """
 
     def __init__(self, trainers: Sequence[SGTrainer], recorder: Any = None):
@@ -138,12 +138,13 @@ class StackedModels:
         modules = [Loss(trainer) for trainer in trainers]
         self._loss = modules[0]
         trained = {name for name, p in self._loss.named_parameters() if p.requires_grad}
-        #: Of each model, in the order of ``parameters``.
-        self._trained = [[p for p in module.parameters() if p.requires_grad] for module in modules]
+        #: Of each model, by name.
+        self._trained = [{n: p for n, p in module.named_parameters() if n in trained} for module in modules]
         self.parameters: dict[str, Tensor] = {}
         self.fixed: dict[str, Tensor] = {}
         every = [dict([*module.named_parameters(), *module.named_buffers()]) for module in modules]
-        for name in every[0]:
+        kept = self._loss.state_dict().keys()
+        for name in filter(kept.__contains__, every[0]):
             parts = [of[name] for of in every]
             stacked = torch.stack([part.detach() for part in parts])
             for k, part in enumerate(parts):
@@ -177,21 +178,21 @@ class StackedModels:
             if not module.training:
                 module.train()
         parameters, fixed = self._of(models, self.parameters), self._of(models, self.fixed)
-        gradients: list[Tensor] = []
+        gradients: dict[str, Tensor] = {}
         logs, size = [], 0
         for batch in batches:
             of_batch, of_sample, log = self._gradients(parameters, fixed, batch)
-            gradients = [a + b for a, b in zip(gradients, of_batch, strict=True)] if gradients else of_batch
+            gradients |= {name: gradients[name] + g if name in gradients else g for name, g in of_batch.items()}
             logs.append(log)
             size += of_sample
-        flat = torch.cat([gradient.flatten(1) for gradient in gradients], 1)  # (K, P)
+        flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)  # (K, P)
         size = size.float() if torch.is_tensor(size) else float(size)
         scale = 1 / (size + (size == 0))  # without predictions, gradients are 0
         flat *= scale[:, None] if torch.is_tensor(scale) else scale
         norms = torch.linalg.vector_norm(flat, dim=1)  # (K,)
         flat *= (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)[:, None]
         for k, gradient, norm in zip(models, flat, norms, strict=True):
-            self._update(k, gradient, norm)
+            self._update(k, dict(zip(gradients, gradient.split([g[0].numel() for g in gradients.values()]))), norm)
         return Row.of(Batch(logs, size), norms)
 
     def _of(self, models: Sequence[int], stacked: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -201,7 +202,9 @@ class StackedModels:
         return {name: torch.stack([x[k] for k in models]) for name, x in stacked.items()}
 
     def _gradients(self, parameters: dict[str, Tensor], fixed: dict[str, Tensor], batch: dict[str, Any]):
-        """Gradients of the summed losses, each (K, …); sample sizes and logs, numbers or (K,)."""
+        """Gradients of the summed losses by name, each (K, …), where a loss depends on the parameter; sample sizes and
+        logs, numbers or (K,).
+        """
         numbers: dict[str, Any] = {}
 
         def loss_of(parameters, fixed, tensors):
@@ -213,17 +216,23 @@ class StackedModels:
 
         tensors: list[Tensor] = []
         described(batch, tensors)
-        gradients, values = vmap(grad(loss_of, has_aux=True), randomness="different")(parameters, fixed, tensors)
+        leaves = {name: x.detach().requires_grad_() for name, x in parameters.items()}
+        with torch.enable_grad():
+            losses, values = vmap(loss_of, randomness="different")(leaves, fixed, tensors)
+            found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
         made = numbers | values
-        return [gradients[name] for name in parameters], made.pop(""), made
+        return gradients, made.pop(""), made
 
-    def _update(self, k: int, gradient: Tensor, norm: Tensor) -> None:
-        """The update of a model by its gradient (P,), whose norm was () before it was clipped."""
+    def _update(self, k: int, gradients: dict[str, Tensor], norm: Tensor) -> None:
+        """The update of a model by its gradients, flat, whose norm was () before they were clipped."""
         trainer, parameters = self._trainers[k], self._trained[k]
-        for p, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
-            p.grad = part.view_as(p)
+        for name, gradient in gradients.items():
+            parameters[name].grad = gradient.view_as(parameters[name])
         trainer.optimizer.skip_unless_finite(norm)
         trainer.task.optimizer_step(trainer.optimizer, model=trainer.model, update_num=trainer.get_num_updates())
+        for p in parameters.values():
+            p.grad = None  # of all models in one memory
 
 
 def _of_one_length(task, batches: Sequence[Batches]) -> list[Batches]:

@@ -183,10 +183,13 @@ class SGTrainer(Trainer):
 
     def _check_step(self, option: str, where: str, there: bool) -> None:
         """Raises UsageError where steps cannot be recorded or stacked, as an option asks."""
-        for part in (*counting(self._model), self.task):
-            why = getattr(part, "not_recorded", "this model changes by the number of updates")
-            if why:
-                raise UsageError(f"{option}: {why}")
+        reasons = [getattr(part, "not_recorded", "") for part in (self._model, self.task)]
+        reasons += [
+            getattr(part, "not_recorded", "this model changes by the number of updates")
+            for part in counting(self._model)
+        ]
+        for why in filter(None, reasons):
+            raise UsageError(f"{option}: {why}")
         if not self.ordinary or self._converts or not there:
             raise UsageError(f"{option} is for one worker that trains in float32 {where}: leave it out")
 
@@ -440,7 +443,8 @@ _counting: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 def counting(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that want to know the number of updates, found once.
 
-    One may say in ``not_recorded`` why ``--step-graphs`` refuses it, or "" where it need not.
+    One may say in ``not_recorded`` why ``--step-graphs`` and ``--stacked`` refuse it, or "" where they need not. A
+    model may say so, too.
     """
     model = getattr(model, "remembering", model)  # the task's view of it with a memory is made for each batch
     if model not in _counting:

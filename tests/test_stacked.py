@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("fairseq")
 
@@ -38,6 +41,11 @@ CASES = {
 def folder(tmp_path_factory):
     subsets = {"train": random_pairs(60, 1), "valid": random_pairs(12, 2)}
     return write_folder(tmp_path_factory.mktemp("data") / "pairs", subsets)
+
+
+def of_length(folder: Path, words: int) -> Path:
+    """Training data of pairs of so many words."""
+    return write_folder(folder, {"train": [("s1 " * words, "T1 " * words)] * 4})
 
 
 def of_seeds(folder, *arguments: str, seeds: Sequence[int] = SEEDS, **hooks) -> list[SGTrainer]:
@@ -228,8 +236,46 @@ def test_why_a_step_fails_is_told_to_each_training(folder, error, said, monkeypa
         trainer.train_step(samples)
 
 
-def test_no_tensors_are_left_by_a_step(folder):
-    trainers = of_seeds(folder)
+def test_a_parameter_without_a_gradient_stays_as_it_is(folder):
+    """AdamW would let its weights decay."""
+    trainers = of_seeds(folder, "--weight-decay", "0.5")
+    for trainer in trainers:
+        trainer.model.unused = nn.Parameter(torch.ones(3))
+        trainer.model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+    models = StackedModels(trainers)
+    models.step([groups(trainers[0])[0]] * 3)
+    for trainer in trainers:
+        unused, frozen = trainer.model.unused, trainer.model.frozen
+        assert torch.equal(unused, torch.ones(3)) and torch.equal(frozen, torch.ones(3))
+        state = trainer.optimizer.optimizer.state
+        assert unused not in state and all(p in state for p in trainer.model.decoder.parameters())
+        assert all(p.grad is None for p in trainer.model.parameters())
+
+
+def test_an_ended_training_is_released(folder, monkeypatch):
+    stack = Stack(1)
+    monkeypatch.setattr(SGTrainer, "stack_of", staticmethod(lambda: stack))
+    (trainer,) = of_seeds(folder, seeds=(1,))
+    trainer.train_step(groups(trainer)[0])
+    model = weakref.ref(trainer.model)
+    stack.leave()
+    del trainer
+    gc.collect()
+    assert model() is None
+
+
+def test_tables_that_grow_with_the_length_of_sentences(tmp_path):
+    """Each model has its own, and one may have seen longer sentences."""
+    single, several = (of_seeds(of_length(tmp_path / "long", 140), "--position", "sinusoidal") for _ in range(2))
+    with torch.no_grad():
+        several[1].model.encoder(torch.full((1, 300), 5), torch.tensor([300]))
+    steps = [groups(trainer) * 2 for trainer in single]
+    assert_same_numbers(at_once(several, steps), alone(single, steps))
+
+
+@pytest.mark.parametrize("words", [3, 140])
+def test_no_tensors_are_left_by_a_step(words, tmp_path):
+    trainers = of_seeds(of_length(tmp_path / "pairs", words), "--position", "sinusoidal")
     samples = groups(trainers[0])[0]
     models = StackedModels(trainers)
 

@@ -201,8 +201,7 @@ def run(args: argparse.Namespace) -> int:
     if args.index is None:
         figures.pyplot()  # before hours of training, not after them
     plan = plan_of(args)
-    if plan.stacked and args.together == 1:
-        raise UsageError("--stacked needs --together K: the number of seeds whose steps are made at once")
+    together = _together(args, plan)
     trials = plan.trials()
     if args.index is not None and not 0 <= args.index < len(trials):
         raise UsageError(f"--index is {args.index}: the plan has runs 0 to {len(trials) - 1}")
@@ -213,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [trial.run for trial in chosen]
     gpus = visible_gpus() if plan.device == "cuda" else []
     processes = 3 * len(gpus) if gpus else processors()
-    jobs = min(len(runs), args.jobs or processes * args.together)
+    jobs = min(len(runs), args.jobs or processes * together)
     prefix = _prefix(args, plan)
     if args.index is None:
         figures.check_name(prefix)
@@ -233,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{_trainings(len(runs))} on {plan.device}, {jobs} at a time, in {plan.out}; for every command: ", end="")
         print(f"fairseq-sg experiments show {shlex.join([args.recipe, *plan.options()])}\n", flush=True)
         with contextlib.closing(Progress(runs, plan.recipe.full_name)) as progress:
-            ended = run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), together=args.together)
+            ended = run_all(runs, jobs, progress, Guard(args.memory_guard, gpus), together=together)
     except KeyboardInterrupt:
         print("stopped; the same command resumes from the last checkpoints", file=sys.stderr)
         return 130
@@ -246,6 +245,19 @@ def run(args: argparse.Namespace) -> int:
     # How a training ended cannot be recorded on a full disk.
     unrecorded = any(not record.keys() & {"result", "diverged"} for record in ended)
     return failed or int(unrecorded)
+
+
+def _together(args: argparse.Namespace, plan: Plan) -> int:
+    """The trainings of a process. Raises UsageError for a stack of one."""
+    if not plan.stacked:
+        return args.together
+    together = min(args.together, len(plan.seeds), args.jobs or args.together)
+    if together == 1 or args.index is not None:
+        raise UsageError(
+            "--stacked makes the steps of several seeds at once: give --together K, at least two --seeds and --jobs, "
+            "and no --index"
+        )
+    return together
 
 
 def report_runs(args: argparse.Namespace) -> int:

@@ -218,7 +218,9 @@ def starts_with_this(run: Run, record: dict[str, Any], where: Mapping[str, str])
         step = run.steps  # it is evaluated again, perhaps without its last checkpoint
     starts = [start for start in record.get("starts", []) if start["step"] < step]
     own = "" if run.user_dir == "fairseq_sg" else f" with {run.user_dir} {files_of(Path(run.user_dir))}"
-    how = {"steps": "stacked"} if run.stacked else {}
+    # An evaluation leaves the steps as they were made.
+    stacked = run.stacked if step < run.steps else bool(starts) and "steps" in starts[-1]["machine"]
+    how = {"steps": "stacked"} if stacked else {}
     start = {"commit": commit() + own, "machine": machine(gpu="--cpu" not in run.arguments, where=where) | how}
     if starts and all(starts[-1].get(key) == start[key] for key in start):
         return starts

@@ -55,6 +55,9 @@ class SGLSTM(BaseFairseqModel):
         UsageError: for an impossible size.
     """
 
+    #: Why steps are neither recorded nor stacked.
+    not_recorded = "--arch sg_lstm has lengths on the host, as torch asks for: leave it out"
+
     def __init__(self, config, embedding: nn.Module, padding: int, classes: int, every: bool = False):
         super().__init__()
         directions = 2 if config.bidirectional else 1

@@ -52,7 +52,7 @@ class SGTask(DataRecord, TrainingChecks):
     name = criterion = ""
     #: Whether an input has at least one word; a language model may be asked to begin a text.
     takes_words = True
-    #: Why ``--step-graphs`` refuses a training of this task, or "".
+    #: Why ``--step-graphs`` and ``--stacked`` refuse a training of this task, or "".
     not_recorded = ""
     #: Why no command generates, and what is measured instead; "" for a task that generates.
     generates_nothing = ""

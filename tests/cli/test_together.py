@@ -167,7 +167,7 @@ def test_a_stack_makes_the_steps_of_its_trainings_at_once(sources, tmp_path):
 
 
 def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
-    """One diverges, one is stopped, one cannot be built, one has fewer updates."""
+    """One diverges, one is stopped, one cannot be built, two have fewer updates. The model of another is refused."""
     made = {
         f"linear-{seed}": words for seed, words in zip("3456", [commands(sources, tmp_path)["linear"]] * 4, strict=True)
     }
@@ -179,9 +179,12 @@ def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
     made["linear-7"] = [*made["linear-4"], "--decoder-attention", "wrong"]
     (tmp_path / "linear-8.stop").touch()
     made["linear-8"] = [*made["linear-4"], "--save-dir", str(tmp_path / "linear-8")]
+    lstm = classifiers.KINDS["sg_lstm"]
+    made["lstm-1"] = classifiers.training(sources["labelled"], tmp_path / "lstm", *lstm, "--max-update", 1)
     done, ends = together(tmp_path, made, stacked=True)
     assert done.code == 1
     assert ends == {
+        "lstm-1": "1",
         "linear-3": "1",
         "linear-4": "0",
         "linear-5": "0",
@@ -191,6 +194,7 @@ def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
     }
     assert "\nFloatingPointError: gradients are Nan/Inf at update" in (tmp_path / "linear-3.log").read_text()
     assert (tmp_path / "linear-8.log").read_text().endswith("stopped\n")
+    assert "error: --stacked: --arch sg_lstm has lengths on the host" in (tmp_path / "lstm-1.log").read_text()
     for name, updates in {"linear-4": 96, "linear-5": 3, "linear-6": 64}.items():
         saved = torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)
         assert saved["optimizer_history"][-1]["num_updates"] == updates

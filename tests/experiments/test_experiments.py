@@ -489,6 +489,7 @@ def test_compare_takes_two_files_or_two_rows(line, capsys):
         ("cpu", [], "--jobs 9", (4, 1)),
         ("cuda", ["0"], "--together 2", (4, 2)),
         ("cuda", ["0"], "--together 2 --jobs 2", (2, 2)),
+        ("cpu", [], "--together 3 --jobs 3 --stacked", (3, 2)),
     ],
 )
 def test_parallel_trainings(device, gpus, words, expected, prepared, monkeypatch):
@@ -515,7 +516,16 @@ def test_parallel_trainings(device, gpus, words, expected, prepared, monkeypatch
     [
         (["slurm", "tiny.yaml", "missing/x.sbatch"], "missing/x.sbatch: No such file or directory"),
         (["run", "tiny.yaml", "--out", "tiny.yaml"], "--out tiny.yaml is a file: name a folder"),
-        (["run", "tiny.yaml", "--stacked"], "--stacked needs --together K: "),
+        *(
+            (["run", "tiny.yaml", "--stacked", *words.split()], "--stacked makes the steps of several seeds at once: ")
+            for words in (
+                "",
+                "--together 1",
+                "--together 2 --seeds 1",
+                "--together 2 --jobs 1",
+                "--together 2 --index 0",
+            )
+        ),
         (
             ["run", "tiny.yaml", "--results", "tiny.yaml/x"],
             "--results tiny.yaml/x.json cannot be written: ",

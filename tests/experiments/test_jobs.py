@@ -467,6 +467,17 @@ def test_stacked_trainings_of_a_process_differ_in_their_seeds_alone(tmp_path, mo
     assert plans == [[(name, "seeds") for name in names] for names in expected]
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_record_says_how_steps_were_made(stacked, tmp_path):
+    """An evaluation afterwards changes nothing."""
+    run = make_run(tmp_path / "r", stacked=stacked)
+    (start,) = records.starts_with_this(run, {}, {})
+    assert start["machine"].get("steps") == ("stacked" if stacked else None)
+    again = replace(run, stacked=not stacked)
+    later = records.starts_with_this(again, {"starts": [start | {"commit": "old"}], "result": {"steps": run.steps}}, {})
+    assert [one["machine"].get("steps") for one in later] == [start["machine"].get("steps")] * 2
+
+
 def test_commands_are_those_of_this_package_from_every_folder():
     found = jobs.executable(["fairseq-train", "data", "--user-dir", "fairseq_sg", "--seed", "1"])
     assert found == [sys.executable, "-m", "fairseq_cli.train", "data", "--user-dir", str(PACKAGE), "--seed", "1"]

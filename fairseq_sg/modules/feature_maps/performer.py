@@ -88,7 +88,7 @@ class PerformerFeatureMap(FeatureMap):
 
     @property
     def not_recorded(self) -> str:
-        """Why ``--step-graphs`` refuses this map, or ""."""
+        """Why ``--step-graphs`` and ``--stacked`` refuse this map, or ""."""
         return "" if self.redraw_every is None else "this model changes by the number of updates (--performer-redraw)"
 
     def set_num_updates(self, num_updates: int) -> None:

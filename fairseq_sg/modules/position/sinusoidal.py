@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_sg.modules.position.base import PRECISE, EmbeddedPosition, register_position, sinusoid, unbounded_sinusoid
+from fairseq_sg.ops.transforms import transformed
 
 
 @register_position("sinusoidal")
@@ -23,9 +24,11 @@ class SinusoidalPosition(EmbeddedPosition):
     def forward(self, positions: Tensor, length: int) -> Tensor:
         if length > PRECISE:  # positions in a stream are unbounded, the table is not
             return unbounded_sinusoid(positions, self.dim).type_as(self.table)
-        if length > self.table.size(0):
-            self._earlier.append(self.table)
-            self.table = sinusoid(torch.arange(min(2 * length, PRECISE), device=self.table.device), self.dim).type_as(
-                self.table
-            )
-        return self.table[positions]
+        table = self.table
+        if length > table.size(0):
+            places = torch.arange(min(2 * length, PRECISE), device=table.device)
+            table = sinusoid(places, self.dim).type_as(table)
+            if not transformed():  # torch.func puts the shorter one back
+                self._earlier.append(self.table)
+                self.table = table
+        return table[positions]
