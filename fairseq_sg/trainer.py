@@ -204,7 +204,8 @@ class SGTrainer(Trainer):
         state = super().state_dict()
         if self._stack is not None:
             # A file has the whole memory of a tensor, which is that of all models.
-            state["model"] = {name: weights.clone() for name, weights in state["model"].items()}
+            for name, weights in state["model"].items():
+                state["model"][name] = weights.clone()
         copy = _float32_copy(self.optimizer)
         if copy and "last_optimizer_state" in state and not self.is_fsdp:
             state["extra_state"]["float32_weights"] = [weights.detach() for weights in copy]

@@ -166,6 +166,26 @@ def test_a_stack_makes_the_steps_of_its_trainings_at_once(sources, tmp_path):
             assert {key: float(found[key]) for key in numbers} == pytest.approx(numbers, rel=0.01)
 
 
+@pytest.mark.parametrize("stacked_first", [False, True])
+def test_a_training_is_resumed_in_a_stack_or_without(stacked_first, sources, tmp_path):
+    def train(folder: Path, stacked: bool, *most: str) -> None:
+        folder.mkdir(exist_ok=True)
+        made = {
+            n: [*words, "--patience", "-1", "--max-epoch", "1", *most] for n, words in stacks(sources, folder).items()
+        }
+        done, _ = together(folder, {name: made[name] for name in ("linear-3", "linear-4")}, stacked)
+        assert done.code == 0, done.err
+
+    train(tmp_path / "whole", False)
+    train(tmp_path / "parts", stacked_first, "--max-update", "5")
+    train(tmp_path / "parts", not stacked_first)
+    for name in ("linear-3", "linear-4"):
+        files = [tmp_path / folder / name / "checkpoint_last.pt" for folder in ("whole", "parts")]
+        one, two = (torch.load(path, weights_only=True) for path in files)
+        for part in ("model", "last_optimizer_state"):
+            torch.testing.assert_close(one[part], two[part], rtol=1e-3, atol=1e-3)
+
+
 def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
     """One diverges, one is stopped, one cannot be built, two have fewer updates. The model of another is refused."""
     made = {
