@@ -49,7 +49,8 @@ def entry(
     for name in (END, STOP):
         (folder / name).unlink(missing_ok=True)
     files = {"log": str(log.resolve()), "end": str((folder / END).resolve()), "stop": str((folder / STOP).resolve())}
-    return {"arguments": list(arguments), "lock": lock, "stack": stack, **files}
+    # torch waits five seconds for each loader's process when a training ends, and the others with it.
+    return {"arguments": [*arguments, "--num-workers", "0"], "lock": lock, "stack": stack, **files}
 
 
 def launch(entries: Sequence[dict[str, Any]], environment: dict[str, str], output: Path) -> subprocess.Popen:

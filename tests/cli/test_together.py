@@ -55,7 +55,8 @@ def commands(sources: dict[str, Path], folder: Path) -> dict[str, list[str]]:
         ),
         "language": [sources["text"], *language, "--save-dir", folder / "language"],
     }  # fmt: skip
-    return {name: [*map(str, arguments), "--log-interval", "3"] for name, arguments in made.items()}
+    common = ["--log-interval", "3", "--num-workers", "0"]
+    return {name: [*map(str, arguments), *common] for name, arguments in made.items()}
 
 
 def together(folder: Path, made: dict[str, list[str]], stacked: bool = False, **environment: str):
@@ -188,14 +189,13 @@ def test_a_training_is_resumed_in_a_stack_or_without(stacked_first, sources, tmp
 
 def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
     """One diverges, one is stopped, one cannot be built, two have fewer updates. The model of another is refused."""
+    words = [*commands(sources, tmp_path)["linear"], "--patience", "-1"]
+    most = {"linear-4": 8, "linear-5": 3, "linear-6": 6}
     made = {
-        f"linear-{seed}": words for seed, words in zip("3456", [commands(sources, tmp_path)["linear"]] * 4, strict=True)
+        name: [*words, "--seed", name[-1], "--save-dir", str(tmp_path / name), "--max-update", str(updates)]
+        for name, updates in {"linear-3": 8, **most}.items()
     }
-    more = {"linear-3": "--lr 1e30", "linear-4": "", "linear-5": "--max-update 3", "linear-6": "--max-epoch 2"}
-    made = {
-        name: [*words, "--patience", "-1", "--seed", name[-1], "--save-dir", str(tmp_path / name), *more[name].split()]
-        for name, words in made.items()
-    }
+    made["linear-3"] += ["--lr", "1e30"]
     made["linear-7"] = [*made["linear-4"], "--decoder-attention", "wrong"]
     (tmp_path / "linear-8.stop").touch()
     made["linear-8"] = [*made["linear-4"], "--save-dir", str(tmp_path / "linear-8")]
@@ -215,7 +215,7 @@ def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
     assert "\nFloatingPointError: gradients are Nan/Inf at update" in (tmp_path / "linear-3.log").read_text()
     assert (tmp_path / "linear-8.log").read_text().endswith("stopped\n")
     assert "error: --stacked: --arch sg_lstm has lengths on the host" in (tmp_path / "lstm-1.log").read_text()
-    for name, updates in {"linear-4": 96, "linear-5": 3, "linear-6": 64}.items():
+    for name, updates in most.items():
         saved = torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)
         assert saved["optimizer_history"][-1]["num_updates"] == updates
         assert all(tensor.isfinite().all() for tensor in saved["model"].values())

@@ -285,7 +285,7 @@ def test_where_the_process_of_several_trainings_ends_early_only_those_that_had_n
     # The next start forgets how the last one ended.
     members["other"].stop()
     entry = groups.entry(tmp_path / "ended", tmp_path / "log", ["data", "--seed", "1"], 5)
-    assert entry["arguments"] == ["data", "--seed", "1"] and entry["lock"] == 5
+    assert entry["arguments"] == ["data", "--seed", "1", "--num-workers", "0"] and entry["lock"] == 5
     assert not Path(entry["end"]).exists() and (tmp_path / "other" / groups.STOP).exists()
 
 
