@@ -36,7 +36,7 @@ USUAL = {"cpu": 4, "cuda": 15}
 #: Lengths rounded up, so that shapes recur.
 ARGUMENTS = (
     "--user-dir {plugin} --task sg_translation --criterion cross_entropy_orthogonality --optimizer torch_adam "
-    "--dropout 0.1 --no-save --disable-validation --required-seq-len-multiple 8 --log-format json --num-workers 0 "
+    "--dropout 0.1 --no-save --disable-validation --required-seq-len-multiple 8 --log-format json "
     "--distributed-world-size 1"
 )
 

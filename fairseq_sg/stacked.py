@@ -56,7 +56,7 @@ class Stack:
         return torch.cuda.Stream()
 
     def leave(self) -> None:
-        """A training has ended; the others are stacked anew."""
+        """A training has ended; the others are stacked again."""
         self._trainings -= 1
         self._order, self._models = self._present, None
 
@@ -172,15 +172,15 @@ class StackedModels:
 
     @torch.no_grad()
     def _step(self, batches: Batches) -> Row:
-        """The update of some models by stacked batches; the numbers of all."""
-        models, *batches = batches[0]["models"], *batches[1:]
+        """The update of some models, which the first entry names, by the stacked batches after it; their numbers."""
+        models: Sequence[int] = batches[0]["models"]
         for module in self._loss.children():
             if not module.training:
                 module.train()
         parameters, fixed = self._of(models, self.parameters), self._of(models, self.fixed)
         gradients: dict[str, Tensor] = {}
         logs, size = [], 0
-        for batch in batches:
+        for batch in batches[1:]:
             of_batch, of_sample, log = self._gradients(parameters, fixed, batch)
             gradients |= {name: gradients[name] + g if name in gradients else g for name, g in of_batch.items()}
             logs.append(log)
@@ -191,8 +191,9 @@ class StackedModels:
         flat *= scale[:, None] if torch.is_tensor(scale) else scale
         norms = torch.linalg.vector_norm(flat, dim=1)  # (K,)
         flat *= (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)[:, None]
-        for k, gradient, norm in zip(models, flat, norms, strict=True):
-            self._update(k, dict(zip(gradients, gradient.split([g[0].numel() for g in gradients.values()]))), norm)
+        parts = flat.split([gradient[0].numel() for gradient in gradients.values()], 1)  # (K, …) each
+        for i, k in enumerate(models):
+            self._update(k, {name: part[i] for name, part in zip(gradients, parts, strict=True)}, norms[i])
         return Row.of(Batch(logs, size), norms)
 
     def _of(self, models: Sequence[int], stacked: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -187,7 +187,7 @@ def test_a_training_is_resumed_in_a_stack_or_without(stacked_first, sources, tmp
             torch.testing.assert_close(one[part], two[part], rtol=1e-3, atol=1e-3)
 
 
-def test_those_of_a_stack_that_remain_are_stacked_anew(sources, tmp_path):
+def test_those_of_a_stack_that_remain_are_stacked_again(sources, tmp_path):
     """One diverges, one is stopped, one cannot be built, two have fewer updates. The model of another is refused."""
     words = [*commands(sources, tmp_path)["linear"], "--patience", "-1"]
     most = {"linear-4": 8, "linear-5": 3, "linear-6": 6}
