@@ -286,8 +286,10 @@ def _filled(text: str, files: dict[str, Results], mark: str = "") -> str:
             return report.cell_text(recipe, line, column)
         return _difference(found, match[0], paired=bool(how))
 
-    text, hanging = mark + _PLACE.sub(number, text), " " * len(mark)
-    return textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    # A sign or a 1. at the start of a line would begin a list.
+    text, hanging = mark + re.sub(r" (?=[-+*] |1[.)] )", "\0", _PLACE.sub(number, text)), " " * len(mark)
+    lines = textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 def _cell(place: str, text: str, files: dict[str, Results]) -> report.Place:

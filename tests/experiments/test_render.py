@@ -172,6 +172,13 @@ def test_the_page_of_questions(asked):
     ]
 
 
+@pytest.mark.parametrize("sign", ["+", "-", "*", "1."])
+def test_no_line_of_a_text_begins_a_list(sign):
+    words = f"{'x' * 114} elu {sign} 1"
+    assert render._filled(words, {}) == f"{'x' * 114}\nelu {sign} 1"
+    assert render._filled(words, {}, "- ") == f"- {'x' * 114}\n  elu {sign} 1"
+
+
 def test_trainings_count_once_and_with_all_their_steps(asked):
     content = json.loads((asked / "park.json").read_text())
     (asked / "twice.json").write_text(json.dumps(content))
