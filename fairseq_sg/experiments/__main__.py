@@ -161,9 +161,10 @@ def list_recipes(args: argparse.Namespace) -> int:
         raise UsageError(f"--results {args.results}: there is no such folder")
     rows = [["recipe", "trainings", "done", "title"]]
     files = render.read_all(args.results) if args.results.is_dir() else {}
-    for recipe, planned, _, done in render.overview(files):
+    for found in render.overview(files):
+        recipe = found.recipe
         shown = f"{recipe.name} --variant {recipe.variant}" if recipe.variant else recipe.name
-        rows.append([shown, str(planned), str(done), recipe.title])
+        rows.append([shown, str(found.planned), str(found.done), recipe.title])
     print(report.as_text(rows))
     return 0
 

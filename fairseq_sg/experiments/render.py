@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -208,16 +208,28 @@ def read_all(folder: Path) -> dict[str, Results]:
     return {path.stem: results.read(path) for path in sorted(folder.glob("*.json"))}
 
 
-def overview(files: dict[str, Results]) -> Iterator[tuple[Recipe, int, dict[str, Results], int]]:
-    """Every recipe and variant: the number of its trainings, its results files, and how many of these trainings they
-    have, each of them once and with all its steps.
+class Overview(NamedTuple):
+    """Of a recipe or variant: the number of its trainings, its results files, how many of these trainings they have,
+    each of them once and with all its steps, and how many of other seeds or rows.
     """
+
+    recipe: Recipe
+    planned: int
+    files: dict[str, Results]
+    done: int
+    more: int
+
+
+def overview(files: dict[str, Results]) -> Iterator[Overview]:
+    """Every recipe and variant."""
     for name in recipe.names():
         for variant in ("", *recipe.variants(recipe.find(name))):
             table = recipe.read(recipe.find(name), variant)
-            planned = sum(len(table.data_of(row)) for row in table.trained) * table.seeds
+            seeds = range(1, table.seeds + 1)
+            planned = {(row, data, seed) for row in table.trained for data in table.data_of(row) for seed in seeds}
             here = {key: found for key, found in files.items() if found.recipe.full_name == table.full_name}
-            yield table, planned, here, len({key for found in here.values() for key in found.full})
+            full = {key for found in here.values() for key in found.full}
+            yield Overview(table, len(planned), here, len(full & planned), len(full - planned))
 
 
 def _anchor(title: str) -> str:
@@ -334,14 +346,14 @@ def _named(there: dict[str, Any], name: str, what: str) -> Any:
 def _status(files: dict[str, Results]) -> list[str]:
     """What was run of every recipe."""
     rows = [["recipe", "trainings done of planned", "steps", "results"]]
-    for table, planned, here, done in overview(files):
+    for table, planned, here, done, more in overview(files):
         share = max(
             (line.steps / line.of for found in here.values() for line in report.lines(found) if line.of), default=0
         )
         rows.append(
             [
                 table.full_name,
-                f"{done} of {max(planned, done)}",
+                f"{done} of {planned}" + (f", {more} more" if more else ""),
                 f"{share:.0%}" if share else "–",
                 ", ".join(f"[{key}]({key}.md)" for key in here) or "–",
             ]

@@ -183,8 +183,17 @@ def test_trainings_count_once_and_with_all_their_steps(asked):
     content = json.loads((asked / "park.json").read_text())
     (asked / "twice.json").write_text(json.dumps(content))
     (asked / "scaled.json").write_text(json.dumps(content | {"steps_scale": 0.5}))
-    found = {table.full_name: (len(here), done) for table, _, here, done in render.overview(render.read_all(asked))}
-    assert found["park_kim_table_4"] == (3, 1)
+    found = {of.recipe.full_name: of for of in render.overview(render.read_all(asked))}["park_kim_table_4"]
+    assert (len(found.files), found.done, found.more) == (3, 1, 0)
+
+
+def test_a_seed_that_the_recipe_does_not_have_is_counted_apart(asked):
+    content = json.loads((asked / "park.json").read_text())
+    full = next(record for record in content["records"] if record["row"] == "transformer")
+    content["records"].append(full | {"seed": 6})
+    (asked / "park.json").write_text(json.dumps(content))
+    trained = recipe.read(recipe.find("park_kim_table_4")).trained
+    assert f"| park_kim_table_4 | 1 of {5 * len(trained)}, 1 more | 100% |" in render.questions_page(asked)
 
 
 def test_a_table_of_some_of_the_data(asked):
