@@ -244,7 +244,7 @@ def make_plan(
         recipe=recipe,
         rows=_chosen("--rows", rows, recipe.trained, {name: _untrained(row) for name, row in recipe.rows.items()}),
         on=_chosen("--on", on, list(recipe.data), {}),
-        seeds=list(range(1, recipe.seeds + 1)) if seeds is None else read_seeds(seeds),
+        seeds=recipe.planned_seeds if seeds is None else read_seeds(seeds),
         steps_scale=steps_scale,
         device=device,
         data=data,

@@ -225,7 +225,7 @@ def overview(files: dict[str, Results]) -> Iterator[Overview]:
     for name in recipe.names():
         for variant in ("", *recipe.variants(recipe.find(name))):
             table = recipe.read(recipe.find(name), variant)
-            seeds = range(1, table.seeds + 1)
+            seeds = table.planned_seeds
             planned = {(row, data, seed) for row in table.trained for data in table.data_of(row) for seed in seeds}
             here = {key: found for key, found in files.items() if found.recipe.full_name == table.full_name}
             full = {key for found in here.values() for key in found.full}

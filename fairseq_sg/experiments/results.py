@@ -85,7 +85,7 @@ class Results:
         words += ["--variant", recipe.variant] if recipe.variant else []
         words += ["--rows", ",".join(self.rows)] if self.rows != recipe.trained else []
         words += ["--on", ",".join(self.data)] if self.data != list(recipe.data) else []
-        words += ["--seeds", as_seeds(self.seeds)] if self.seeds != list(range(1, recipe.seeds + 1)) else []
+        words += ["--seeds", as_seeds(self.seeds)] if self.seeds != recipe.planned_seeds else []
         words += ["--steps-scale", as_scale(self.steps_scale)] if self.steps_scale != 1 else []
         return shlex.join(words)
 

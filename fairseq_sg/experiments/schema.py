@@ -239,6 +239,11 @@ class Recipe:
         return [name for name, row in self.rows.items() if row.arguments is not None]
 
     @property
+    def planned_seeds(self) -> list[int]:
+        """The seeds without ``--seeds``: 1 to ``seeds``."""
+        return list(range(1, self.seeds + 1))
+
+    @property
     def checkpoint_file(self) -> str:
         """The name of the evaluated checkpoint."""
         return f"checkpoint_{self.checkpoint}.pt"
